@@ -1,0 +1,12 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The evidence of NumPyro models by differentiable annealed importance sampling."""
+
+from numpyro_dais.estimators import DAIS
+from numpyro_dais.evidence import Evidence
+from numpyro_dais.settings import Settings, make_settings
+
+__all__ = ["DAIS", "Evidence", "Settings", "make_settings"]
+
+__version__ = "0.1.0"

@@ -1,0 +1,307 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The result of every estimator: log weights, and what can be read off them."""
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+import numpy as np
+
+from numpyro.infer.importance import _psis_khat
+
+from numpyro_dais.problem import Problem
+from numpyro_dais.settings import Settings, is_concrete
+from numpyro_dais.target import make_target
+
+__all__ = ["Evidence"]
+
+_KHAT_MIN_PARTICLES = 25
+_KHAT_LIMIT = 0.7
+_ESS_LIMIT = 5.0
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "log_weights",
+        "positions",
+        "is_start_finite",
+        "settings",
+        "problem",
+        "acceptance",
+        "upper_bound",
+        "upper_bound_error",
+    ],
+    meta_fields=["method", "num_gradients"],
+)
+@dataclass(frozen=True, eq=False, repr=False)
+class Evidence:
+    r"""
+    An estimate of the evidence :math:`p(D)` from weighted particles.
+
+    It is a pytree, so it may be returned from :func:`jax.jit` and :func:`jax.vmap`, and its numbers
+    differentiated. With a plate, the numbers are arrays over its elements.
+
+    :param log_weights: ``[num_particles]``, or ``[num_particles, plate_size]``. Each weight has
+        expectation :math:`p(D)`; one whose density was not finite is zero.
+    :param positions: the last position of each particle, unconstrained.
+    :param is_start_finite: whether each particle's draw from the start was finite.
+    :param settings: the settings of the run.
+    :param problem: the model, its arguments and the start.
+    :param method: the name of the estimator.
+    :param num_gradients: gradient evaluations, those of the pilot run included.
+    :param acceptance: acceptance rates; None for methods without Metropolis correction.
+    :param upper_bound: a stochastic upper bound; None unless reverse chains were run.
+    :param upper_bound_error: its standard error.
+    """
+
+    log_weights: jax.Array
+    positions: jax.Array
+    is_start_finite: jax.Array
+    settings: Settings
+    problem: Problem
+    method: str
+    num_gradients: int
+    acceptance: jax.Array | None = None
+    upper_bound: jax.Array | None = None
+    upper_bound_error: jax.Array | None = None
+
+    @property
+    def num_particles(self) -> int:
+        """The number of particles S."""
+        return self.log_weights.shape[0]
+
+    @property
+    def log_evidence(self) -> jax.Array:
+        r"""
+        The estimate :math:`\log \frac1S \sum_s w_s` of :math:`\log p(D)`. Its exponential is unbiased,
+        so it is itself a lower bound in expectation, tighter than :attr:`lower_bound`.
+        """
+        return logsumexp(self.log_weights, axis=0) - np.log(self.num_particles)
+
+    @property
+    def standard_error(self) -> jax.Array:
+        """
+        The jackknife standard error of :attr:`log_evidence`; infinite when it cannot be known, as with
+        one particle. A single dominant weight makes it large, where the delta method's stays below one.
+        """
+        num_particles = self.num_particles
+        if num_particles == 1:
+            return jnp.full(self.log_weights.shape[1:], jnp.inf)
+        shares = self._shares
+        tiny = jnp.finfo(shares.dtype).eps
+        without = jnp.log1p(-jnp.minimum(shares, 1 - tiny))
+        variance = (num_particles - 1) * jnp.var(without, axis=0)
+        return jnp.where(jnp.sum(shares, 0) > 0, jnp.sqrt(variance), jnp.inf)
+
+    @property
+    def lower_bound(self) -> jax.Array:
+        r"""
+        The mean :math:`\frac1S \sum_s \log w_s`, the paper's :math:`\mathcal L_{DAIS}`: a lower bound of
+        :math:`\log p(D)` in expectation.
+        """
+        # Measured from the largest, so that float32 does not lose digits of a long sum.
+        largest = jax.lax.stop_gradient(jnp.max(self.log_weights, axis=0))
+        largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
+        return largest + jnp.mean(self.log_weights - largest, axis=0)
+
+    @property
+    def lower_bound_error(self) -> jax.Array:
+        """The standard error of :attr:`lower_bound`; infinite with one particle or a zero weight."""
+        if self.num_particles == 1:
+            return jnp.full(self.log_weights.shape[1:], jnp.inf)
+        is_finite = jnp.all(jnp.isfinite(self.log_weights), axis=0)
+        spread = jnp.std(jnp.where(is_finite, self.log_weights - self.lower_bound, 0.0), axis=0, ddof=1)
+        return jnp.where(is_finite, spread / np.sqrt(self.num_particles), jnp.inf)
+
+    @property
+    def ess(self) -> jax.Array:
+        r"""The effective sample size of the weights, :math:`(\sum_s w_s)^2 / \sum_s w_s^2`."""
+        squares = jnp.sum(self._shares**2, axis=0)
+        return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1.0), 0.0)
+
+    @property
+    def num_nonfinite(self) -> jax.Array:
+        """The number of weights that are zero because a density was not finite."""
+        return jnp.sum(~jnp.isfinite(self.log_weights))
+
+    @cached_property
+    def khat(self) -> float | np.ndarray | None:
+        r"""
+        The Pareto shape :math:`\hat k` of the weights' tail, or None below 25 particles. Above 0.7 the
+        estimate and its error are not to be trusted (Vehtari et al. 2024). Computed on the host.
+        """
+        self._require_concrete("khat")
+        if self.num_particles < _KHAT_MIN_PARTICLES:
+            return None
+        log_weights = np.asarray(self.log_weights, np.float64)
+        if log_weights.ndim == 1:
+            return _khat(log_weights, self._resolution)
+        return np.array([_khat(column, self._resolution) for column in log_weights.T])
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Why the result should not be trusted, and what to do: one sentence each, none if all is well."""
+        self._require_concrete("warnings")
+        return tuple(self._faults())
+
+    def samples(self, rng_key: jax.Array | None = None, num_samples: int | None = None) -> dict:
+        """
+        Returns posterior draws: particles resampled by weight (for each element of a plate by its own
+        weights), as values of the latent and ``deterministic`` sites.
+
+        Enumerated discrete sites are not among them, and a ``deterministic`` site that depends on one
+        sees a draw from its prior, as with NumPyro's MCMC.
+
+        :param rng_key: the key of the resampling; a fixed one if left out.
+        :param num_samples: the number of draws; as many as particles if left out.
+        """
+        rng_key = random.key(0) if rng_key is None else rng_key
+        num_samples = self.num_particles if num_samples is None else num_samples
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
+        if is_concrete(self.log_weights) and not np.all(np.isfinite(self.log_evidence)):
+            raise ValueError("Every weight is zero, so there is nothing to draw from; see print(evidence).")
+        shape = (num_samples, *self.log_weights.shape[1:])
+        indices = random.categorical(rng_key, self.log_weights, axis=0, shape=shape)
+        index = indices.reshape(*indices.shape, *(1,) * (self.positions.ndim - indices.ndim))
+        positions = jnp.take_along_axis(self.positions, index, axis=0)
+        draws: dict = jax.vmap(make_target(self.problem).constrain_fn)(positions)
+        return draws
+
+    def to_arviz(self, rng_key: jax.Array | None = None, num_samples: int | None = None) -> Any:
+        """
+        Returns :meth:`samples` as ArviZ ``InferenceData`` (ArviZ 0.x) or a ``DataTree`` (1.x).
+
+        See :func:`numpyro_dais.arviz.to_arviz`.
+        """
+        from numpyro_dais.arviz import to_arviz
+
+        return to_arviz(self, rng_key, num_samples)
+
+    def __float__(self) -> float:
+        if self.log_weights.ndim > 1:
+            raise TypeError(
+                "This evidence has one value per element of the plate; take evidence.log_evidence, or "
+                "float(evidence.log_evidence.sum()) for all elements together."
+            )
+        return float(self.log_evidence)
+
+    def __repr__(self) -> str:
+        if not is_concrete((self.log_weights, self.settings, self.is_start_finite)):
+            return f"Evidence({self.method}, log_weights={self.log_weights})"
+        if self.log_weights.ndim > 1:
+            lines = self._describe_elements()
+        else:
+            lines = [
+                f"{self.method}: log evidence {_with_error(self.log_evidence, self.standard_error)}",
+                f"  lower bound {_with_error(self.lower_bound, self.lower_bound_error)} (mean log weight)",
+                f"  {self._cost}; ESS {float(self.ess):.1f}, k-hat {_number(self.khat)}",
+            ]
+        return "\n".join(lines + [f"  Warning: {fault}" for fault in self.warnings])
+
+    @property
+    def _cost(self) -> str:
+        return (
+            f"{self.num_particles} particles, {self.settings.num_steps} steps, "
+            f"{self.num_gradients} gradients"
+        )
+
+    def _describe_elements(self) -> list[str]:
+        values, errors = np.asarray(self.log_evidence), np.asarray(self.standard_error)
+        sum_error = np.sqrt(np.sum(errors**2))
+        shown = [f"    [{i}] {_with_error(values[i], errors[i])}" for i in range(min(5, len(values)))]
+        dots = ["    ..."] if len(values) > 5 else []
+        khat = None if self.khat is None else np.max(self.khat)
+        return [
+            f"{self.method}: log evidence of each of {len(values)} elements of plate "
+            f"{self.problem.plate!r}, sum {_with_error(values.sum(), sum_error)}",
+            *shown,
+            *dots,
+            f"  {self._cost}; smallest ESS {float(self.ess.min()):.1f}, largest k-hat {_number(khat)}",
+        ]
+
+    @property
+    def _shares(self) -> jax.Array:
+        """The weights divided by their sum; zeros where all are zero."""
+        largest = jnp.max(self.log_weights, axis=0)
+        weights = jnp.exp(self.log_weights - jnp.where(jnp.isfinite(largest), largest, 0.0))
+        sums = jnp.sum(weights, axis=0)
+        return weights / jnp.where(sums > 0, sums, 1.0)
+
+    @property
+    def _resolution(self) -> float:
+        """The distance between neighbouring floating-point numbers at the size of the log weights."""
+        finite = np.where(np.isfinite(self.log_weights), self.log_weights, 0.0)
+        return float(jnp.finfo(self.log_weights.dtype).eps * np.max(np.abs(finite)))
+
+    def _faults(self) -> list[str]:
+        faults = []
+        num_particles, size = self.num_particles, self.log_weights.size
+        num_bad_starts = int(jnp.sum(~self.is_start_finite))
+        if num_bad_starts:
+            faults.append(
+                f"{num_bad_starts} of {num_particles} draws from the start were not finite "
+                f"({num_bad_starts / num_particles:.0%}), and the estimate is too low by about their share; "
+                "enable x64 with numpyro.enable_x64()."
+            )
+        elif num_nonfinite := int(self.num_nonfinite):
+            faults.append(
+                f"{num_nonfinite} of {size} weights were not finite and count as zero, so the "
+                "estimate may be too low; try a smaller step size, or x64."
+            )
+        if np.any(self.ess < min(_ESS_LIMIT, num_particles / 2)):
+            faults.append(
+                f"The effective sample size is {float(jnp.min(self.ess)):.1f} of {num_particles} particles: the "
+                "estimate is likely too low and its error too small; use more steps or start from a fitted "
+                "guide."
+            )
+        elif self.khat is not None and np.any(np.asarray(self.khat) > _KHAT_LIMIT):
+            faults.append(
+                f"k-hat is {np.max(self.khat):.2f}, above {_KHAT_LIMIT}: the weights are heavy-tailed and "
+                "the error is not reliable; use more steps or start from a fitted guide."
+            )
+        resolution, error = self._resolution, float(jnp.min(self.standard_error))
+        if self.log_weights.dtype == jnp.float32 and resolution > max(error / 3, 1e-4):
+            faults.append(
+                f"float32 resolves log weights of this size to {resolution:.2g} only, which is not small "
+                f"against the error of {error:.2g}; enable x64 with numpyro.enable_x64()."
+            )
+        return faults
+
+    def _require_concrete(self, name: str) -> None:
+        if not is_concrete((self.log_weights, self.is_start_finite)):
+            raise ValueError(
+                f"Evidence.{name} is computed on the host and needs concrete values; use it outside "
+                "jit, vmap and grad."
+            )
+
+
+def _khat(log_weights: np.ndarray, resolution: float) -> float:
+    if not np.any(np.isfinite(log_weights)):
+        return float("inf")
+    if np.ptp(log_weights) <= 8 * resolution:
+        return 0.0  # equal weights: the perfect result, in whose tail there is nothing to fit
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # too few tail samples: infinity says so
+        return _psis_khat(log_weights)
+
+
+def _with_error(value: Any, error: Any) -> str:
+    value, error = float(value), float(error)
+    if not np.isfinite(error):
+        return f"{value:.2f} (error unknown)"
+    # Two digits of the error, and at most those of the value that it leaves.
+    digits = 2 if error == 0 else int(np.clip(1 - np.floor(np.log10(error)), 0, 6))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def _number(value: Any) -> str:
+    return "not available" if value is None else f"{float(value):.2f}"

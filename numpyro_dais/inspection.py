@@ -1,0 +1,243 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a model is made of, and clear errors for those whose evidence is not defined."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import distributions as dist, handlers
+from numpyro.distributions.distribution import (
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+)
+from numpyro.distributions.util import is_identically_one
+from numpyro.infer.util import helpful_support_errors
+from numpyro.util import not_jax_tracer
+
+from numpyro_dais.problem import Problem
+
+__all__ = ["ModelStructure", "check_site_names", "inspect_model", "is_imputed", "unmasked"]
+
+Trace = dict[str, dict[str, Any]]
+
+
+class ModelStructure(NamedTuple):
+    """
+    The latent sites of a model.
+
+    :param prototype: an unconstrained value of each continuous latent site.
+    :param plate_axes: for each of them the axis of the independent plate, or None without one.
+    :param discrete: names of the latent sites to enumerate.
+    :param first_enum_dim: the first batch dimension free for enumeration.
+    """
+
+    prototype: dict[str, jax.Array]
+    plate_axes: dict[str, int] | None
+    discrete: frozenset[str]
+    first_enum_dim: int
+
+
+def inspect_model(problem: Problem) -> ModelStructure:
+    """
+    Returns the structure of the problem's model, from one seeded run, or raises an error that names
+    the site that stands in the way.
+
+    :param problem: a problem with a model.
+    """
+    trace = handlers.trace(handlers.seed(problem.prepared_model, random.key(0))).get_trace(
+        *problem.args, **problem.kwargs
+    )
+    _check_parameters(trace, problem)
+    _check_plates(trace)
+    samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    latents = {name: site for name, site in samples.items() if not site["is_observed"]}
+    if not latents:
+        raise ValueError(
+            "A model needs at least one latent sample site; this one has none. Its log evidence is "
+            "its log density: see `numpyro.infer.util.log_density`."
+        )
+    is_start_prior = problem.guide is None and isinstance(problem.start, str)
+    discrete, prototype = set(), {}
+    for name, site in latents.items():
+        _check_latent(site, trace, is_start_prior)
+        if site["fn"].support.is_discrete:
+            _check_enumerable(site)
+            discrete.add(name)
+        else:
+            with helpful_support_errors(site):
+                transform = dist.biject_to(site["fn"].support)
+            prototype[name] = transform.inv(site["value"])
+    if not prototype:
+        raise ValueError(
+            f"The latent sites {sorted(discrete)} are all discrete; DAIS moves continuous ones. With "
+            "every site enumerated the evidence is exact: see `numpyro.contrib.funsor.log_density`."
+        )
+    for site in samples.values():
+        if site["is_observed"]:
+            _check_observed(site)
+    plate_axes = None if problem.plate is None else _plate_axes(problem.plate, trace, prototype)
+    if plate_axes is not None and discrete:
+        raise NotImplementedError(
+            f"plate={problem.plate!r} does not go with enumerated sites ({sorted(discrete)}): their "
+            "marginal density comes as one number. Leave plate= out for the evidence of all the data."
+        )
+    dims = [frame.dim for site in samples.values() for frame in site["cond_indep_stack"]]
+    return ModelStructure(prototype, plate_axes, frozenset(discrete), min(dims, default=0) - 1)
+
+
+def check_site_names(what: str, given: set[str], expected: set[str]) -> None:
+    """
+    Raises an error unless both sets hold the same site names.
+
+    :param what: what the names were given in, to begin the message with.
+    :param given: the names that are there.
+    :param expected: the names that should be.
+    """
+    if missing := sorted(expected - given):
+        raise ValueError(
+            f"{what} must cover every latent site of the model; it misses {missing} "
+            f"(the model has {sorted(expected)}). Add a distribution for each."
+        )
+    if unknown := sorted(given - expected):
+        raise ValueError(
+            f"{what} has sites that the model does not: {unknown} "
+            f"(the model has {sorted(expected)}). Remove or rename them."
+        )
+
+
+def is_imputed(name: str, trace: Trace) -> bool:
+    """Whether a latent site holds the missing values of a site with ``obs_mask``."""
+    stem = name.removesuffix("_unobserved")
+    return stem != name and f"{stem}_observed" in trace and stem in trace
+
+
+def unmasked(fn: dist.Distribution) -> dist.Distribution:
+    """Returns a distribution without the mask that a handler has put on it."""
+    if isinstance(fn, MaskedDistribution):
+        return fn.base_dist
+    if isinstance(fn, ExpandedDistribution):
+        return unmasked(fn.base_dist).expand(fn.batch_shape)
+    return fn
+
+
+def _base_of(fn: dist.Distribution) -> dist.Distribution:
+    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def _check_parameters(trace: Trace, problem: Problem) -> None:
+    names = {name for name, site in trace.items() if site["type"] in ("param", "mutable")}
+    missing = sorted(names - set(problem.params) - set(problem.guide_params))
+    if missing:
+        raise ValueError(
+            f"The model's parameters {missing} have no value. Pass params={{...}} with a value for "
+            "each `numpyro.param` (and `mutable`) site, such as `svi_result.params`: the evidence at "
+            "a random initial value would mean nothing."
+        )
+
+
+def _check_plates(trace: Trace) -> None:
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, subsample_size = site["args"][:2]
+            if subsample_size is not None and subsample_size != size:
+                raise NotImplementedError(
+                    f"Plate {name!r} takes {subsample_size} of {size} elements; the evidence needs all "
+                    "of them. Leave subsample_size out. (DAIS with mini-batch gradients is not "
+                    "available yet.)"
+                )
+
+
+def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> None:
+    name, fn = site["name"], site["fn"]
+    if isinstance(_base_of(fn), dist.ImproperUniform) and is_start_prior:
+        raise ValueError(
+            f"Latent site {name!r} has an improper prior, under which the evidence is undefined. Give "
+            "it a proper prior, or a proper start (guide= or start=) if an unnormalised integral is "
+            "what you want."
+        )
+    if isinstance(fn, dist.Delta):
+        raise ValueError(
+            f"Latent site {name!r} has a Delta distribution; record a fixed value with "
+            "`numpyro.deterministic` instead."
+        )
+    if site["scale"] is not None and not is_identically_one(site["scale"]):
+        raise ValueError(
+            f"Latent site {name!r} is under `handlers.scale` (scale = {site['scale']}), so its prior does "
+            "not integrate to one. Scale observed sites only."
+        )
+    if fn is not unmasked(fn) and not is_imputed(name, trace) and not _is_all_true(fn):
+        raise ValueError(
+            f"Latent site {name!r} is masked, which makes its prior improper. Mask observed sites only; "
+            "for missing observations use `obs_mask`."
+        )
+
+
+def _is_all_true(fn: dist.Distribution) -> bool:
+    mask = getattr(fn, "_mask", False)
+    return not_jax_tracer(mask) and bool(jnp.all(mask))
+
+
+def _check_enumerable(site: dict[str, Any]) -> None:
+    name, fn = site["name"], site["fn"]
+    if not fn.has_enumerate_support:
+        raise ValueError(
+            f"Latent site {name!r} is discrete ({type(_base_of(fn)).__name__}) and cannot be enumerated. "
+            "Sum it out by hand, or use a distribution with a finite support."
+        )
+    if site["infer"].get("enumerate") != "parallel":
+        raise ValueError(
+            f"Latent site {name!r} is discrete. To have it summed out, mark it with "
+            "infer={'enumerate': 'parallel'} (this needs funsor)."
+        )
+
+
+def _check_observed(site: dict[str, Any]) -> None:
+    value, fn = site["value"], site["fn"]
+    if not (isinstance(value, jax.Array) and not_jax_tracer(value)):
+        value = value if hasattr(value, "dtype") and not_jax_tracer(value) else None
+    if value is None or not jnp.issubdtype(value.dtype, jnp.floating):
+        return
+    num_missing = int(jnp.sum(jnp.isnan(value)))
+    if not num_missing or isinstance(fn, dist.Unit):
+        return
+    log_prob = fn.log_prob(value)
+    if not_jax_tracer(log_prob) and not bool(jnp.any(jnp.isnan(log_prob))):
+        return  # the missing values are masked
+    raise ValueError(
+        f"Observed site {site['name']!r} has {num_missing} NaN among its data. Drop these entries or "
+        "impute them: numpyro.sample(..., obs_mask=...)."
+    )
+
+
+def _plate_axes(plate: str, trace: Trace, prototype: dict[str, jax.Array]) -> dict[str, int]:
+    """The axis of ``plate`` in the unconstrained value of each latent site."""
+    plates = [name for name, site in trace.items() if site["type"] == "plate"]
+    if plate not in plates:
+        raise ValueError(
+            f"plate={plate!r} is not a plate of the model; it has {plates}. Name one of these, or "
+            "leave plate= out."
+        )
+    axes = {}
+    for name, site in trace.items():
+        if site["type"] != "sample":
+            continue
+        dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name == plate]
+        if not dims:
+            raise ValueError(
+                f"One evidence per element needs every site inside plate {plate!r}, but site {name!r} is "
+                "outside. Move it inside, or leave plate= out."
+            )
+        if name in prototype:
+            # Batch dimensions are counted from the right of the batch shape; what lies to the left
+            # of them is the same in the constrained and the unconstrained value.
+            num_batch_dims = jnp.ndim(site["value"]) - site["fn"].event_dim
+            axes[name] = num_batch_dims + dims[0]
+    return axes

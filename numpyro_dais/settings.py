@@ -1,0 +1,118 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The settings of a chain: everything that is fixed before the run."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro.util import not_jax_tracer
+
+from numpyro_dais.kernel import Step
+from numpyro_dais.schedule import validate_betas
+
+__all__ = ["Settings", "is_concrete", "make_settings"]
+
+
+class Settings(NamedTuple):
+    """
+    Settings of a chain of K steps.
+
+    :param betas: inverse temperatures, ``[K]``.
+    :param step_size: one per step, ``[K]``.
+    :param damping: one per step, ``[K]``.
+    :param preconditioner: None; constant, ``[num_dims]`` or ``[num_dims, num_dims]`` (lower
+        triangular); or per step, with a leading axis of length K.
+    :param num_gradients: gradient evaluations that were spent to find these settings.
+    """
+
+    betas: jax.Array
+    step_size: jax.Array
+    damping: jax.Array
+    preconditioner: jax.Array | None = None
+    num_gradients: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps K."""
+        return len(self.betas)
+
+    def steps(self, num_dims: int) -> Step:
+        """
+        Returns the settings stacked by step.
+
+        :param num_dims: the dimension of a position.
+        """
+        preconditioner = self.preconditioner
+        if preconditioner is not None:
+            preconditioner = _by_step(preconditioner, self.num_steps, num_dims)
+        return Step(self.betas, self.step_size, self.damping, preconditioner)
+
+
+def is_concrete(tree: Any) -> bool:
+    """Whether no leaf of a tree is a JAX tracer."""
+    return all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def make_settings(
+    betas: Any, step_size: Any, damping: Any, preconditioner: Any = None, num_gradients: int = 0
+) -> Settings:
+    """
+    Returns checked settings, numbers broadcast to one per step.
+
+    :param betas: inverse temperatures.
+    :param step_size: a positive number, or one per step.
+    :param damping: a number in [0, 1), or one per step.
+    :param preconditioner: see :class:`Settings`.
+    :param num_gradients: see :class:`Settings`.
+    """
+    if is_concrete(betas):
+        betas = validate_betas(betas)
+    num_steps = len(betas)
+    step_size = _one_per_step("step_size", step_size, num_steps)
+    damping = _one_per_step("damping", damping, num_steps)
+    if is_concrete(step_size):
+        _check_values("step_size", "positive", step_size, np.asarray(step_size) > 0)
+    if is_concrete(damping):
+        values = np.asarray(damping)
+        _check_values("damping", "in [0, 1)", damping, (values >= 0) & (values < 1))
+    if preconditioner is not None:
+        preconditioner = jnp.asarray(preconditioner, float)
+    return Settings(jnp.asarray(betas, float), step_size, damping, preconditioner, num_gradients)
+
+
+def _one_per_step(name: str, value: Any, num_steps: int) -> jax.Array:
+    value = jnp.asarray(value, float)
+    if value.shape not in ((), (num_steps,)):
+        raise ValueError(
+            f"{name} must be a number or one number for each of the {num_steps} steps; got shape "
+            f"{value.shape}."
+        )
+    return jnp.broadcast_to(value, (num_steps,))
+
+
+def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray) -> None:
+    is_valid = is_valid & np.isfinite(values)
+    if not is_valid.all():
+        value = np.asarray(values)[~is_valid][0]
+        raise ValueError(f"{name} must be finite and {rule}; got {value}.")
+
+
+def _by_step(preconditioner: jax.Array, num_steps: int, num_dims: int) -> jax.Array:
+    shape, vector, matrix = preconditioner.shape, (num_dims,), (num_dims, num_dims)
+    if shape == matrix == (num_steps, num_dims):
+        raise ValueError(
+            f"A preconditioner of shape {shape} with {num_steps} steps may be one matrix or one diagonal "
+            f"per step. Give it a leading axis of length {num_steps}, or make diagonals matrices."
+        )
+    if shape in (vector, matrix):
+        return jnp.broadcast_to(preconditioner, (num_steps, *shape))
+    if shape in ((num_steps, *vector), (num_steps, *matrix)):
+        return preconditioner
+    raise ValueError(
+        f"A preconditioner must have shape {vector} or {matrix}, with a leading axis of {num_steps} if "
+        f"it changes from step to step; got {shape}."
+    )

@@ -1,0 +1,127 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A problem as the chains see it: densities over flat positions, exact draws, and the way back."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro.distributions import Distribution
+from numpyro.distributions.transforms import ComposeTransform
+
+from numpyro_dais.density import ModelDensity, Position, make_layout
+from numpyro_dais.inspection import inspect_model
+from numpyro_dais.path import LogDensities, LogDensitiesFn
+from numpyro_dais.problem import Problem
+from numpyro_dais.start import FLOW_GUIDES, flow_posterior, make_start
+
+__all__ = ["Target", "make_target"]
+
+
+class Target(NamedTuple):
+    """
+    What a chain needs to know of a problem.
+
+    :param sample_fn: an exact draw from the start, as a position ``[num_dims]``
+        (``[plate_size, num_dims]`` with a plate).
+    :param log_densities_fn: both ends of the path at a position.
+    :param constrain_fn: the values of the model's sites at a position.
+    """
+
+    sample_fn: Callable[[jax.Array], jax.Array]
+    log_densities_fn: LogDensitiesFn
+    constrain_fn: Callable[[jax.Array], Any]
+
+
+def make_target(problem: Problem) -> Target:
+    """
+    Returns the target of a problem, or raises an error that says why there is none.
+
+    :param problem: a model or potential function, its arguments and the start.
+    """
+    if problem.potential_fn is not None:
+        return _potential_target(problem)
+    density = ModelDensity(problem, inspect_model(problem))
+    if isinstance(problem.guide, FLOW_GUIDES):
+        return _flow_target(problem, density)
+    start = make_start(problem, density)
+    is_start_prior = problem.guide is None and isinstance(problem.start, str)
+
+    def log_densities_fn(position: jax.Array) -> LogDensities:
+        values = density.layout.unravel(position)
+        trace = density.run(values)
+        log_likelihood = density.log_likelihood(values, trace)
+        if is_start_prior:
+            return LogDensities(density.log_prior(values, trace), log_likelihood)
+        log_start = start.log_density_fn(values, trace)
+        return LogDensities(log_start, density.log_prior(values, trace) - log_start + log_likelihood)
+
+    return Target(
+        sample_fn=lambda rng_key: density.layout.ravel(start.sample_fn(rng_key)),
+        log_densities_fn=log_densities_fn,
+        constrain_fn=lambda position: density.constrain(density.layout.unravel(position)),
+    )
+
+
+def _flow_target(problem: Problem, density: ModelDensity) -> Target:
+    """
+    Chains in the noise space of a flow, where the start is standard normal: inverting the flow at
+    every step is avoided, and the path is the one in the space of the sites, pulled back.
+    """
+    if problem.plate is not None:
+        raise ValueError(
+            f"With plate={problem.plate!r} the guide must factorise over that plate; a "
+            f"{type(problem.guide).__name__} does not. Use AutoNormal, or leave plate= out."
+        )
+    posterior = flow_posterior(problem)
+    base, transform = posterior.base_dist, ComposeTransform(posterior.transforms)
+    unpack = problem.guide._unpack_latent  # type: ignore[union-attr]
+
+    def to_sites(noise: jax.Array) -> tuple[Position, jax.Array]:
+        latent, intermediates = transform.call_with_intermediates(noise)
+        return unpack(latent), transform.log_abs_det_jacobian(noise, latent, intermediates)
+
+    def log_densities_fn(noise: jax.Array) -> LogDensities:
+        values, log_det = to_sites(noise)
+        trace = density.run(values)
+        log_start = base.log_prob(noise)
+        log_prior = density.log_prior(values, trace) + log_det
+        return LogDensities(log_start, log_prior - log_start + density.log_likelihood(values, trace))
+
+    return Target(
+        sample_fn=base.sample,
+        log_densities_fn=log_densities_fn,
+        constrain_fn=lambda noise: density.constrain(to_sites(noise)[0]),
+    )
+
+
+def _potential_target(problem: Problem) -> Target:
+    """A density given by its potential function, over an array or a dict of arrays."""
+    start, potential_fn = problem.start, problem.potential_fn
+    assert potential_fn is not None
+    is_distribution = lambda leaf: isinstance(leaf, Distribution)  # noqa: E731
+
+    def sample(rng_key: jax.Array) -> Any:
+        fns, treedef = jax.tree.flatten(start, is_leaf=is_distribution)
+        keys = random.split(rng_key, len(fns))
+        return treedef.unflatten([fn.sample(key) for fn, key in zip(fns, keys, strict=True)])
+
+    def log_start(values: Any) -> jax.Array:
+        log_probs = jax.tree.map(
+            lambda fn, value: jnp.sum(fn.log_prob(value)), start, values, is_leaf=is_distribution
+        )
+        return jax.tree.reduce(jnp.add, log_probs)
+
+    shapes = jax.eval_shape(sample, random.key(0))
+    layout = make_layout(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+
+    def log_densities_fn(position: jax.Array) -> LogDensities:
+        values = layout.unravel(position)
+        log_q0 = log_start(values)
+        return LogDensities(log_q0, -potential_fn(values) - log_q0)
+
+    return Target(lambda rng_key: layout.ravel(sample(rng_key)), log_densities_fn, layout.unravel)
