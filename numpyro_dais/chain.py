@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 import math
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import jax
 from jax import lax, random
@@ -21,50 +21,8 @@ MEMORY_MODES: tuple[str, ...] = get_args(Memory)
 
 # Up to this many steps one state per step costs less than running the forward pass twice.
 _NEST_ABOVE = 1024
-
-State = TypeVar("State")
-Steps = TypeVar("Steps")
-
-
-def scan_steps(
-    step_fn: Callable[[State, Steps], State], state: State, steps: Steps, memory: Memory
-) -> State:
-    """
-    Returns the state after all steps.
-
-    ``"plain"`` stores every intermediate of every step for the backward pass: fastest to
-    differentiate, O(K) memory with a large constant. ``"checkpoint"`` stores one state per step and
-    recomputes inside it; above about a thousand steps the states are nested in segments, so that
-    O(sqrt(K)) of them are alive. Without differentiation the two are the same program.
-
-    :param step_fn: one step.
-    :param state: the state at the start.
-    :param steps: what differs between the steps, stacked along the leading axis.
-    :param memory: ``"plain"`` or ``"checkpoint"``.
-    """
-
-    def body(state: State, step: Steps) -> tuple[State, None]:
-        return step_fn(state, step), None
-
-    if memory == "plain":
-        return lax.scan(body, state, steps)[0]
-
-    body = jax.checkpoint(body, prevent_cse=False)
-    num_steps = len(jax.tree.leaves(steps)[0])
-    if num_steps <= _NEST_ABOVE:
-        return lax.scan(body, state, steps)[0]
-
-    length = math.isqrt(num_steps)
-    num_nested = num_steps - num_steps % length
-    nested = jax.tree.map(lambda x: x[:num_nested].reshape(-1, length, *x.shape[1:]), steps)
-    remaining = jax.tree.map(lambda x: x[num_nested:], steps)
-
-    @jax.checkpoint
-    def segment(state: State, steps: Steps) -> tuple[State, None]:
-        return lax.scan(body, state, steps)
-
-    state, _ = lax.scan(segment, state, nested)
-    return lax.scan(body, state, remaining)[0]
+# Noise is drawn for this many steps at a time, which halves its cost on a CPU.
+_NOISE_BLOCK = 32
 
 
 def run_chain(
@@ -96,18 +54,75 @@ def run_chain(
     momentum = random.normal(initial_key, position.shape, position.dtype)
     state = ChainState(position, momentum, jnp.zeros_like(start.log_start))
 
-    def step_fn(state: ChainState, xs: tuple[jax.Array, Step]) -> ChainState:
+    def step_fn(noise: jax.Array, state: ChainState, xs: tuple[jax.Array, Step]) -> ChainState:
         index, step = xs
         if on_step is not None:
             on_step(index)
-        gradient_fn = tempered_gradient(log_densities_fn, step.beta)
-        return dais_step(random.fold_in(refresh_key, index), state, step, gradient_fn)
+        return dais_step(noise, state, step, tempered_gradient(log_densities_fn, step.beta))
 
     num_steps = len(steps.beta)
     if num_steps:
-        state = scan_steps(step_fn, state, (jnp.arange(num_steps), steps), memory)
+        state = scan_steps(step_fn, refresh_key, state, (jnp.arange(num_steps), steps), memory)
     end = log_densities_fn(state.position)
     # The ratio is a number of its own, not the difference of two large ones: without steps the
     # weight is exactly that of importance sampling.
     log_weight = end.log_ratio + ((end.log_start - start.log_start) + state.log_weight)
     return state.position, log_weight
+
+
+def scan_steps(
+    step_fn: Callable[[jax.Array, ChainState, Any], ChainState],
+    rng_key: jax.Array,
+    state: ChainState,
+    steps: Any,
+    memory: Memory,
+) -> ChainState:
+    """
+    Returns the state after all steps.
+
+    ``"plain"`` stores every intermediate of every step for the backward pass: fastest to
+    differentiate, O(K) memory with a large constant. ``"checkpoint"`` stores one state per step and
+    recomputes inside it; above about a thousand steps segments of steps are recomputed as well, so
+    that O(sqrt(K)) states are alive. Without differentiation all are the same program.
+
+    :param step_fn: one step: noise, state and an entry of ``steps`` to the next state.
+    :param rng_key: the key of the noise.
+    :param state: the state at the start.
+    :param steps: what differs between the steps, stacked along the leading axis.
+    :param memory: ``"plain"`` or ``"checkpoint"``.
+    """
+    num_steps = len(jax.tree.leaves(steps)[0])
+    is_nested = memory == "checkpoint" and num_steps > _NEST_ABOVE
+    length = _segment_length(num_steps, math.isqrt(num_steps) if is_nested else _NOISE_BLOCK)
+
+    def body(state: ChainState, xs: Any) -> tuple[ChainState, None]:
+        return step_fn(xs[0], state, xs[1]), None
+
+    if memory == "checkpoint":
+        body = jax.checkpoint(body, prevent_cse=False)
+
+    def segment(state: ChainState, xs: Any) -> tuple[ChainState, None]:
+        index, steps = xs
+        num_steps = len(jax.tree.leaves(steps)[0])
+        shape = (num_steps, *state.momentum.shape)
+        noise = random.normal(random.fold_in(rng_key, index), shape, state.momentum.dtype)
+        return lax.scan(body, state, (noise, steps))
+
+    if is_nested:
+        segment = jax.checkpoint(segment, prevent_cse=False)
+
+    num_segments, num_left = divmod(num_steps, length)
+    split = num_steps - num_left
+    segments = jax.tree.map(lambda x: x[:split].reshape(-1, length, *x.shape[1:]), steps)
+    state, _ = lax.scan(segment, state, (jnp.arange(num_segments), segments))
+    if num_left:
+        left = jax.tree.map(lambda x: x[split:], steps)
+        state, _ = segment(state, (jnp.asarray(num_segments), left))
+    return state
+
+
+def _segment_length(num_steps: int, wanted: int) -> int:
+    """A length of about ``wanted`` that divides the steps without a rest, if there is one."""
+    longest = min(num_steps, wanted)
+    divisors = (n for n in range(longest, longest // 4, -1) if num_steps % n == 0)
+    return next(divisors, longest)

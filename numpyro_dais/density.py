@@ -180,12 +180,16 @@ class ModelDensity:
     def _trace(self, model: Callable) -> Trace:
         trace: Trace = handlers.trace(model).get_trace(*self.problem.args, **self.problem.kwargs)
         known = self.structure.prototype.keys() | self.structure.discrete
-        for name, site in trace.items():
-            if site["type"] == "sample" and not site["is_observed"] and name not in known:
-                raise ValueError(
-                    f"Latent site {name!r} appears in some runs of the model only; its latent sites must "
-                    f"always be {sorted(known)}. Use a mixture or `jnp.where` instead of a branch."
-                )
+        latents = {
+            name
+            for name, site in trace.items()
+            if site["type"] == "sample" and (name in known or not site["is_observed"])
+        }
+        for name in sorted(latents ^ known):
+            raise ValueError(
+                f"Latent site {name!r} appears in some runs of the model only; its latent sites must "
+                f"always be {sorted(known)}. Use a mixture or `jnp.where` instead of a branch."
+            )
         return trace
 
     def _unconstrain(self, site: dict[str, Any]) -> jax.Array:
@@ -196,7 +200,9 @@ def _log_prob(site: dict[str, Any], trace: Trace) -> jax.Array:
     fn, name = site["fn"], site["name"]
     # The entries of an imputed site that are observed are masked, hence flat: give them their prior,
     # which integrates to one and touches nothing else.
-    if is_imputed(name.removeprefix("_").removesuffix("_log_det"), trace) or is_imputed(name, trace):
+    if is_imputed(name.removeprefix("_").removesuffix("_log_det"), trace) or is_imputed(
+        name, trace
+    ):
         fn = unmasked(fn)
     log_prob = fn.log_prob(site["value"])
     if site["scale"] is None or is_identically_one(site["scale"]):

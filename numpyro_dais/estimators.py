@@ -90,7 +90,7 @@ class DAIS:
     ...     p = numpyro.sample("p", dist.Beta(2.0, 3.0))
     ...     numpyro.sample("y", dist.Binomial(10, p), obs=7.0)
     >>> evidence = DAIS(model).log_evidence()
-    >>> abs(float(evidence) - -2.797) < 0.1  # exact: log C(10, 7) B(9, 6) / B(2, 3)
+    >>> abs(float(evidence) - -2.527) < 0.1  # exact: log C(10, 7) B(9, 6) / B(2, 3)
     True
     """
 
@@ -207,7 +207,9 @@ class DAIS:
         problem = self._problem(args, kwargs)
         rng_key = _check_key(rng_key)
         if not is_concrete((problem, rng_key)):
-            raise ValueError("tune runs on the host and needs concrete arguments; call it outside jit.")
+            raise ValueError(
+                "tune runs on the host and needs concrete arguments; call it outside jit."
+            )
         self._check(problem)
         return self._tune(random.split(rng_key)[0], problem)
 
@@ -222,7 +224,7 @@ class DAIS:
             log_weights, _, _ = self._jitted_run(
                 key, problem, settings, num_particles=NUM_PILOT_PARTICLES
             )
-            return float(jnp.mean(log_weights))
+            return float(np.mean(log_weights))
 
         make_betas = self.schedule
         if not callable(make_betas):
@@ -267,15 +269,14 @@ class DAIS:
         if signature in self._checked and not has_nan:
             return
         try:
-            target = make_target(problem)
-            jax.eval_shape(_log_densities_at_draw, problem)
+            # Abstractly, which compiles nothing, yet around the data as they are.
+            jax.eval_shape(lambda: _log_densities_at_draw(problem))
         except jax.errors.ConcretizationTypeError as error:
             raise ValueError(
                 "The model's Python control flow depends on the value of a latent site or of an array "
                 "argument, which JAX cannot trace. Use `jnp.where`, `lax.cond` or "
                 "`numpyro.contrib.control_flow.cond`; pass sizes as Python ints."
             ) from error
-        del target
         self._checked.add(signature)
 
     def _run(
@@ -333,7 +334,9 @@ def _check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: An
     if (model is None) == (potential_fn is None):
         raise ValueError("Give either a model or potential_fn=, and not both.")
     if model is not None and not callable(model):
-        raise TypeError(f"model must be a NumPyro model, a callable with sample sites; got {model!r}.")
+        raise TypeError(
+            f"model must be a NumPyro model, a callable with sample sites; got {model!r}."
+        )
     if potential_fn is not None and not callable(potential_fn):
         raise TypeError(f"potential_fn must be callable; got {potential_fn!r}.")
     if guide is not None and not isinstance(start, str):

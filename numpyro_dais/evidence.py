@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import ModuleType
 from typing import Any
 import warnings
 
@@ -92,14 +93,7 @@ class Evidence:
         The jackknife standard error of :attr:`log_evidence`; infinite when it cannot be known, as with
         one particle. A single dominant weight makes it large, where the delta method's stays below one.
         """
-        num_particles = self.num_particles
-        if num_particles == 1:
-            return jnp.full(self.log_weights.shape[1:], jnp.inf)
-        shares = self._shares
-        tiny = jnp.finfo(shares.dtype).eps
-        without = jnp.log1p(-jnp.minimum(shares, 1 - tiny))
-        variance = (num_particles - 1) * jnp.var(without, axis=0)
-        return jnp.where(jnp.sum(shares, 0) > 0, jnp.sqrt(variance), jnp.inf)
+        return _standard_error(self.log_weights, jnp)
 
     @property
     def lower_bound(self) -> jax.Array:
@@ -118,14 +112,15 @@ class Evidence:
         if self.num_particles == 1:
             return jnp.full(self.log_weights.shape[1:], jnp.inf)
         is_finite = jnp.all(jnp.isfinite(self.log_weights), axis=0)
-        spread = jnp.std(jnp.where(is_finite, self.log_weights - self.lower_bound, 0.0), axis=0, ddof=1)
+        spread = jnp.std(
+            jnp.where(is_finite, self.log_weights - self.lower_bound, 0.0), axis=0, ddof=1
+        )
         return jnp.where(is_finite, spread / np.sqrt(self.num_particles), jnp.inf)
 
     @property
     def ess(self) -> jax.Array:
         r"""The effective sample size of the weights, :math:`(\sum_s w_s)^2 / \sum_s w_s^2`."""
-        squares = jnp.sum(self._shares**2, axis=0)
-        return jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1.0), 0.0)
+        return _ess(self.log_weights, jnp)
 
     @property
     def num_nonfinite(self) -> jax.Array:
@@ -168,7 +163,9 @@ class Evidence:
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
         if is_concrete(self.log_weights) and not np.all(np.isfinite(self.log_evidence)):
-            raise ValueError("Every weight is zero, so there is nothing to draw from; see print(evidence).")
+            raise ValueError(
+                "Every weight is zero, so there is nothing to draw from; see print(evidence)."
+            )
         shape = (num_samples, *self.log_weights.shape[1:])
         indices = random.categorical(rng_key, self.log_weights, axis=0, shape=shape)
         index = indices.reshape(*indices.shape, *(1,) * (self.positions.ndim - indices.ndim))
@@ -217,7 +214,9 @@ class Evidence:
     def _describe_elements(self) -> list[str]:
         values, errors = np.asarray(self.log_evidence), np.asarray(self.standard_error)
         sum_error = np.sqrt(np.sum(errors**2))
-        shown = [f"    [{i}] {_with_error(values[i], errors[i])}" for i in range(min(5, len(values)))]
+        shown = [
+            f"    [{i}] {_with_error(values[i], errors[i])}" for i in range(min(5, len(values)))
+        ]
         dots = ["    ..."] if len(values) > 5 else []
         khat = None if self.khat is None else np.max(self.khat)
         return [
@@ -229,47 +228,41 @@ class Evidence:
         ]
 
     @property
-    def _shares(self) -> jax.Array:
-        """The weights divided by their sum; zeros where all are zero."""
-        largest = jnp.max(self.log_weights, axis=0)
-        weights = jnp.exp(self.log_weights - jnp.where(jnp.isfinite(largest), largest, 0.0))
-        sums = jnp.sum(weights, axis=0)
-        return weights / jnp.where(sums > 0, sums, 1.0)
-
-    @property
     def _resolution(self) -> float:
         """The distance between neighbouring floating-point numbers at the size of the log weights."""
         finite = np.where(np.isfinite(self.log_weights), self.log_weights, 0.0)
-        return float(jnp.finfo(self.log_weights.dtype).eps * np.max(np.abs(finite)))
+        return float(np.finfo(self.log_weights.dtype).eps * np.max(np.abs(finite)))
 
     def _faults(self) -> list[str]:
+        # In NumPy: on a first call, compiling each of these few numbers would take a second.
+        log_weights = np.asarray(self.log_weights)
+        num_particles, ess = self.num_particles, np.min(_ess(log_weights, np))
         faults = []
-        num_particles, size = self.num_particles, self.log_weights.size
-        num_bad_starts = int(jnp.sum(~self.is_start_finite))
+        num_bad_starts = int(np.sum(~np.asarray(self.is_start_finite)))
+        num_nonfinite = int(np.sum(~np.isfinite(log_weights)))
         if num_bad_starts:
             faults.append(
                 f"{num_bad_starts} of {num_particles} draws from the start were not finite "
                 f"({num_bad_starts / num_particles:.0%}), and the estimate is too low by about their share; "
                 "enable x64 with numpyro.enable_x64()."
             )
-        elif num_nonfinite := int(self.num_nonfinite):
+        elif num_nonfinite:
             faults.append(
-                f"{num_nonfinite} of {size} weights were not finite and count as zero, so the "
+                f"{num_nonfinite} of {log_weights.size} weights were not finite and count as zero, so the "
                 "estimate may be too low; try a smaller step size, or x64."
             )
-        if np.any(self.ess < min(_ESS_LIMIT, num_particles / 2)):
+        if ess < min(_ESS_LIMIT, num_particles / 2):
             faults.append(
-                f"The effective sample size is {float(jnp.min(self.ess)):.1f} of {num_particles} particles: the "
-                "estimate is likely too low and its error too small; use more steps or start from a fitted "
-                "guide."
+                f"The effective sample size is {ess:.1f} of {num_particles} particles: the estimate is "
+                "likely too low and its error too small; use more steps or start from a fitted guide."
             )
         elif self.khat is not None and np.any(np.asarray(self.khat) > _KHAT_LIMIT):
             faults.append(
                 f"k-hat is {np.max(self.khat):.2f}, above {_KHAT_LIMIT}: the weights are heavy-tailed and "
                 "the error is not reliable; use more steps or start from a fitted guide."
             )
-        resolution, error = self._resolution, float(jnp.min(self.standard_error))
-        if self.log_weights.dtype == jnp.float32 and resolution > max(error / 3, 1e-4):
+        resolution, error = self._resolution, np.min(_standard_error(log_weights, np))
+        if log_weights.dtype == np.float32 and resolution > max(error / 3, 1e-4):
             faults.append(
                 f"float32 resolves log weights of this size to {resolution:.2g} only, which is not small "
                 f"against the error of {error:.2g}; enable x64 with numpyro.enable_x64()."
@@ -282,6 +275,30 @@ class Evidence:
                 f"Evidence.{name} is computed on the host and needs concrete values; use it outside "
                 "jit, vmap and grad."
             )
+
+
+def _shares(log_weights: Any, xp: ModuleType) -> Any:
+    """The weights divided by their sum; zeros where all are zero."""
+    largest = xp.max(log_weights, axis=0)
+    weights = xp.exp(log_weights - xp.where(xp.isfinite(largest), largest, 0.0))
+    sums = xp.sum(weights, axis=0)
+    return weights / xp.where(sums > 0, sums, 1.0)
+
+
+def _ess(log_weights: Any, xp: ModuleType) -> Any:
+    squares = xp.sum(_shares(log_weights, xp) ** 2, axis=0)
+    return xp.where(squares > 0, 1 / xp.where(squares > 0, squares, 1.0), 0.0)
+
+
+def _standard_error(log_weights: Any, xp: ModuleType) -> Any:
+    num_particles = len(log_weights)
+    if num_particles == 1:
+        return xp.full(log_weights.shape[1:], np.inf)
+    shares = _shares(log_weights, xp)
+    # The log of the mean without each particle, up to a constant.
+    without = xp.log1p(-xp.minimum(shares, 1 - np.finfo(shares.dtype).eps))
+    variance = (num_particles - 1) * xp.var(without, axis=0)
+    return xp.where(xp.sum(shares, axis=0) > 0, xp.sqrt(variance), np.inf)
 
 
 def _khat(log_weights: np.ndarray, resolution: float) -> float:
@@ -299,7 +316,7 @@ def _with_error(value: Any, error: Any) -> str:
     if not np.isfinite(error):
         return f"{value:.2f} (error unknown)"
     # Two digits of the error, and at most those of the value that it leaves.
-    digits = 2 if error == 0 else int(np.clip(1 - np.floor(np.log10(error)), 0, 6))
+    digits = 2 if error < 1e-6 else int(np.clip(1 - np.floor(np.log10(error)), 0, 6))
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 

@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 
-import numpyro
-from numpyro import distributions as dist, handlers
+from numpyro import distributions as dist
+from numpyro import handlers
 from numpyro.distributions.distribution import (
     ExpandedDistribution,
     Independent,
     MaskedDistribution,
 )
 from numpyro.distributions.util import is_identically_one
+from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 from numpyro.util import not_jax_tracer
 
@@ -50,9 +52,9 @@ def inspect_model(problem: Problem) -> ModelStructure:
 
     :param problem: a problem with a model.
     """
-    trace = handlers.trace(handlers.seed(problem.prepared_model, random.key(0))).get_trace(
-        *problem.args, **problem.kwargs
-    )
+    seeded = handlers.seed(problem.prepared_model, random.key(0))
+    model = handlers.substitute(seeded, substitute_fn=_value_if_improper)
+    trace = handlers.trace(model).get_trace(*problem.args, **problem.kwargs)
     _check_parameters(trace, problem)
     _check_plates(trace)
     samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
@@ -120,9 +122,11 @@ def is_imputed(name: str, trace: Trace) -> bool:
 def unmasked(fn: dist.Distribution) -> dist.Distribution:
     """Returns a distribution without the mask that a handler has put on it."""
     if isinstance(fn, MaskedDistribution):
-        return fn.base_dist
+        return unmasked(fn.base_dist)
     if isinstance(fn, ExpandedDistribution):
         return unmasked(fn.base_dist).expand(fn.batch_shape)
+    if isinstance(fn, Independent):
+        return unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
     return fn
 
 
@@ -130,6 +134,14 @@ def _base_of(fn: dist.Distribution) -> dist.Distribution:
     while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
+
+
+def _value_if_improper(site: dict[str, Any]) -> jax.Array | None:
+    """A value for a site that cannot be drawn, so that the run reaches its end."""
+    is_improper = site["type"] == "sample" and isinstance(
+        _base_of(site["fn"]), dist.ImproperUniform
+    )
+    return init_to_uniform(site) if is_improper else None
 
 
 def _check_parameters(trace: Trace, problem: Problem) -> None:
@@ -163,7 +175,7 @@ def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> N
             "it a proper prior, or a proper start (guide= or start=) if an unnormalised integral is "
             "what you want."
         )
-    if isinstance(fn, dist.Delta):
+    if isinstance(_base_of(fn), dist.Delta):
         raise ValueError(
             f"Latent site {name!r} has a Delta distribution; record a fixed value with "
             "`numpyro.deterministic` instead."
@@ -173,16 +185,22 @@ def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> N
             f"Latent site {name!r} is under `handlers.scale` (scale = {site['scale']}), so its prior does "
             "not integrate to one. Scale observed sites only."
         )
-    if fn is not unmasked(fn) and not is_imputed(name, trace) and not _is_all_true(fn):
+    if _is_masked(fn) and not is_imputed(name, trace):
         raise ValueError(
             f"Latent site {name!r} is masked, which makes its prior improper. Mask observed sites only; "
             "for missing observations use `obs_mask`."
         )
 
 
-def _is_all_true(fn: dist.Distribution) -> bool:
-    mask = getattr(fn, "_mask", False)
-    return not_jax_tracer(mask) and bool(jnp.all(mask))
+def _is_masked(fn: dist.Distribution) -> bool:
+    """Whether a mask, of a handler or of the distribution itself, hides a part of it."""
+    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
+        if isinstance(fn, MaskedDistribution):
+            mask = fn._mask
+            if not (not_jax_tracer(mask) and np.all(mask)):
+                return True
+        fn = fn.base_dist
+    return False
 
 
 def _check_enumerable(site: dict[str, Any]) -> None:
@@ -200,21 +218,17 @@ def _check_enumerable(site: dict[str, Any]) -> None:
 
 
 def _check_observed(site: dict[str, Any]) -> None:
-    value, fn = site["value"], site["fn"]
-    if not (isinstance(value, jax.Array) and not_jax_tracer(value)):
-        value = value if hasattr(value, "dtype") and not_jax_tracer(value) else None
-    if value is None or not jnp.issubdtype(value.dtype, jnp.floating):
+    value = site["value"]
+    if not (isinstance(value, (jax.Array, np.ndarray, float)) and not_jax_tracer(value)):
         return
-    num_missing = int(jnp.sum(jnp.isnan(value)))
-    if not num_missing or isinstance(fn, dist.Unit):
+    # Where a mask is, missing values may be what it hides.
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_masked(site["fn"]):
         return
-    log_prob = fn.log_prob(value)
-    if not_jax_tracer(log_prob) and not bool(jnp.any(jnp.isnan(log_prob))):
-        return  # the missing values are masked
-    raise ValueError(
-        f"Observed site {site['name']!r} has {num_missing} NaN among its data. Drop these entries or "
-        "impute them: numpyro.sample(..., obs_mask=...)."
-    )
+    if num_missing := int(np.sum(np.isnan(value))):
+        raise ValueError(
+            f"Observed site {site['name']!r} has {num_missing} NaN among its data. Drop these entries or "
+            "impute them: numpyro.sample(..., obs_mask=...)."
+        )
 
 
 def _plate_axes(plate: str, trace: Trace, prototype: dict[str, jax.Array]) -> dict[str, int]:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
-from jax import random
 import jax.numpy as jnp
 
 __all__ = ["ChainState", "Step", "apply", "apply_transpose", "dais_step", "leapfrog", "refresh"]
@@ -27,7 +26,9 @@ class Step(NamedTuple):
     beta: jax.Array
     step_size: jax.Array
     damping: jax.Array
-    preconditioner: jax.Array | None  # None, diagonal [num_dims] or lower triangular [num_dims, num_dims]
+    preconditioner: (
+        jax.Array | None
+    )  # None, diagonal [num_dims] or lower triangular [num_dims, num_dims]
 
 
 class ChainState(NamedTuple):
@@ -82,24 +83,25 @@ def leapfrog(
     return middle + 0.5 * step_size * apply(preconditioner, momentum), momentum
 
 
-def refresh(rng_key: jax.Array, momentum: jax.Array, damping: jax.Array) -> jax.Array:
+def refresh(noise: jax.Array, momentum: jax.Array, damping: jax.Array) -> jax.Array:
     r"""
     Returns :math:`\gamma v + \sqrt{1 - \gamma^2}\, \epsilon`, which leaves the standard normal invariant.
 
-    :param rng_key: the key of the noise :math:`\epsilon`.
+    :param noise: :math:`\epsilon`, standard normal.
     :param momentum: :math:`v`.
     :param damping: :math:`\gamma`; zero replaces the momentum altogether.
     """
-    noise = random.normal(rng_key, momentum.shape, momentum.dtype)
     return damping * momentum + jnp.sqrt(1 - damping**2) * noise
 
 
-def dais_step(rng_key: jax.Array, state: ChainState, step: Step, gradient_fn: GradientFn) -> ChainState:
+def dais_step(
+    noise: jax.Array, state: ChainState, step: Step, gradient_fn: GradientFn
+) -> ChainState:
     r"""
     Returns the state after one transition of Algorithm 1 of the paper: leapfrog, the change
     :math:`\log N(\hat v) - \log N(v)` added to the log weight, refreshment.
 
-    :param rng_key: the key of the refreshment.
+    :param noise: standard normal, for the refreshment.
     :param state: the state before.
     :param step: settings of this step.
     :param gradient_fn: the gradient of the tempered log density at ``step.beta``.
@@ -109,4 +111,5 @@ def dais_step(rng_key: jax.Array, state: ChainState, step: Step, gradient_fn: Gr
     )
     # (v - v')(v + v') rather than v^2 - v'^2: no cancellation when the kick is small.
     kinetic = jnp.sum((state.momentum - momentum) * (state.momentum + momentum), -1) / 2
-    return ChainState(position, refresh(rng_key, momentum, step.damping), state.log_weight + kinetic)
+    log_weight = state.log_weight + kinetic
+    return ChainState(position, refresh(noise, momentum, step.damping), log_weight)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["LinearRegression"]
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating]
 
 
 class _Moments(NamedTuple):
@@ -62,9 +62,7 @@ class LinearRegression:
     ) -> None:
         X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
         if X.ndim != 2 or y.shape != X.shape[:1]:
-            raise ValueError(
-                f"X must be [n, d] and y [n]; got shapes {X.shape} and {y.shape}."
-            )
+            raise ValueError(f"X must be [n, d] and y [n]; got shapes {X.shape} and {y.shape}.")
         if not noise_scale > 0:
             raise ValueError(f"noise_scale must be positive; got {noise_scale}.")
         self.num_data, self.num_dims = X.shape
@@ -76,7 +74,9 @@ class LinearRegression:
         self.posterior_precision = self.prior_precision + self.gram
         self._score = X.T @ residual / noise_scale**2  # of the likelihood, at the prior mean
         self._residual_energy = float(residual @ residual) / noise_scale**2
-        self.posterior_mean = self.prior_mean + np.linalg.solve(self.posterior_precision, self._score)
+        self.posterior_mean = self.prior_mean + np.linalg.solve(
+            self.posterior_precision, self._score
+        )
 
     @property
     def log_evidence(self) -> float:
@@ -160,7 +160,9 @@ class LinearRegression:
         # u is measured from the prior mean.
         moments = _Moments(zeros, zeros, np.linalg.inv(prior), np.zeros_like(prior), identity)
         kinetic = 0.0
-        for beta, eta, gamma, scale in zip(betas, step_sizes, dampings, blocks(scales), strict=True):
+        for beta, eta, gamma, scale in zip(
+            betas, step_sizes, dampings, blocks(scales), strict=True
+        ):
             before = moments.kinetic_energy
             moments = _drift(moments, eta / 2 * scale)
             kick = eta * scale.swapaxes(1, 2)
@@ -187,7 +189,9 @@ def _drift(moments: _Moments, shift: Array) -> _Moments:
     cross = shift @ moments.cov_uv.swapaxes(1, 2)
     return moments._replace(
         mean_u=moments.mean_u + shift @ moments.mean_v,
-        cov_uu=moments.cov_uu + cross + cross.swapaxes(1, 2)
+        cov_uu=moments.cov_uu
+        + cross
+        + cross.swapaxes(1, 2)
         + shift @ moments.cov_vv @ shift.swapaxes(1, 2),
         cov_uv=moments.cov_uv + shift @ moments.cov_vv,
     )
@@ -200,7 +204,9 @@ def _kick(moments: _Moments, kick: Array, precision: Array, score: Array, noise:
     return moments._replace(
         mean_v=moments.mean_v + slope @ moments.mean_u + kick @ score,
         cov_uv=moments.cov_uv + moments.cov_uu @ slope.swapaxes(1, 2),
-        cov_vv=moments.cov_vv + cross + cross.swapaxes(1, 2)
+        cov_vv=moments.cov_vv
+        + cross
+        + cross.swapaxes(1, 2)
         + slope @ moments.cov_uu @ slope.swapaxes(1, 2)
         + kick @ noise @ kick.swapaxes(1, 2),
     )

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Schedule", "fourth_root_step_size", "linear", "power", "sigmoid", "validate_betas"]
 
-Schedule: TypeAlias = Callable[[int], ArrayLike]
+Schedule: TypeAlias = Callable[[int], NDArray[np.float64]]
 
 
 def linear(num_steps: int) -> NDArray[np.float64]:

@@ -76,7 +76,9 @@ def check_guide(guide: Any, guide_params: dict | None) -> None:
             raise ValueError("guide_params= goes with guide=; no guide was given. Add guide=.")
         return
     if not callable(guide):
-        raise TypeError(f"guide must be a guide, a callable with NumPyro primitives; got {guide!r}.")
+        raise TypeError(
+            f"guide must be a guide, a callable with NumPyro primitives; got {guide!r}."
+        )
     for piece in guide if isinstance(guide, autoguide.AutoGuideList) else [guide]:
         for kind, reason in _WITHOUT_DENSITY.items():
             if isinstance(piece, kind):
@@ -124,6 +126,7 @@ def make_start(problem: Problem, density: ModelDensity) -> Start:
 def flow_posterior(problem: Problem) -> TransformedDistribution:
     """Returns the flow of a fitted flow guide, over the unconstrained values as its guide packs them."""
     guide = _set_up(problem.guide, problem)
+    _require_params(guide, _param_names(guide), problem)
     posterior = handlers.substitute(guide._get_posterior, data=problem.guide_params)()
     return posterior
 
@@ -224,7 +227,8 @@ def _guide_part(guide: Any, problem: Problem, density: ModelDensity) -> _Part:
                 f"With plate={plate!r} the guide must factorise over that plate, but its site {name!r} is "
                 "outside. Open the plate around it, or leave plate= out."
             )
-    return _traced_part(guide, problem.guide_params, density)
+    is_auto_normal = isinstance(guide, autoguide.AutoNormal)
+    return _traced_part(guide, problem.guide_params, density, is_auto_normal)
 
 
 def _seeded_trace(guide: Callable, problem: Problem) -> Trace:
@@ -240,22 +244,32 @@ def _set_up(guide: Any, problem: Problem) -> Any:
     return guide
 
 
-def _traced_part(guide: Callable, params: dict, density: ModelDensity) -> _Part:
+def _traced_part(
+    guide: Callable, params: dict, density: ModelDensity, is_auto_normal: bool = False
+) -> _Part:
     """A piece whose density is that of its sample sites at the model's values."""
     args, kwargs = density.problem.args, density.problem.kwargs
     guide = handlers.substitute(guide, data=params)
     names = density.structure.prototype.keys()
+    model_sites = density.run(density.structure.prototype)
+
+    def base_of(site: dict[str, Any]) -> Distribution | None:
+        """
+        The distribution of a site's unconstrained value, where the guide has one. An AutoNormal always
+        does: it is the one transformed, whatever the support was in the run that set the guide up.
+        """
+        fn, name = site["fn"], site["name"]
+        if name not in names or not isinstance(fn, TransformedDistribution):
+            return None
+        is_own = fn.transforms == [biject_to(model_sites[name]["fn"].support)]
+        return fn.base_dist if is_auto_normal or is_own else None
 
     def sample_fn(rng_key: jax.Array) -> _Draw:
         trace = handlers.trace(handlers.seed(guide, rng_key)).get_trace(*args, **kwargs)
         sites = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
         # A site that the guide itself draws in unconstrained space loses digits on the way there and
         # back: take the draw before the transform.
-        base = {
-            name: site["intermediates"][0][0]
-            for name, site in sites.items()
-            if name in names and _is_transformed(site) and len(site["intermediates"]) == 1
-        }
+        base = {n: s["intermediates"][0][0] for n, s in sites.items() if base_of(s) is not None}
         return _Draw(base, {n: s["value"] for n, s in sites.items() if n not in base})
 
     def log_density_fn(position: Position, trace: Trace) -> jax.Array:
@@ -263,30 +277,23 @@ def _traced_part(guide: Callable, params: dict, density: ModelDensity) -> _Part:
         substituted = handlers.substitute(guide, data=values)
         guide_trace = handlers.trace(substituted).get_trace(*args, **kwargs)
         terms = [
-            _site_log_density(site, position[name], trace, density)
+            _site_log_density(site, base_of(site), position[name], trace, density)
             for name, site in guide_trace.items()
             if site["type"] == "sample" and not site["is_observed"]
         ]
         return sum(terms[1:], start=terms[0])
 
-    def _is_transformed(site: dict[str, Any]) -> bool:
-        return _own_base(site["fn"], biject_to(site["fn"].support)) is not None
-
     return _Part(sample_fn, log_density_fn)
 
 
-def _own_base(fn: Distribution, transform: Any) -> Distribution | None:
-    """The base of a distribution that is pushed through just this transform, or None."""
-    if isinstance(fn, TransformedDistribution) and fn.transforms == [transform]:
-        return fn.base_dist
-    return None
-
-
 def _site_log_density(
-    site: dict[str, Any], unconstrained: jax.Array, trace: Trace, density: ModelDensity
+    site: dict[str, Any],
+    base: Distribution | None,
+    unconstrained: jax.Array,
+    trace: Trace,
+    density: ModelDensity,
 ) -> jax.Array:
     model_site = trace[site["name"]]
-    base = _own_base(site["fn"], biject_to(model_site["fn"].support))
     if base is not None:
         return density.reduce(base.log_prob(unconstrained), model_site)
     log_prob = density.reduce(site["fn"].log_prob(site["value"]), model_site)
@@ -299,9 +306,7 @@ def _continuous_part(guide: Any, problem: Problem, density: ModelDensity) -> _Pa
         _require_params(guide, {f"{guide.prefix}_loc"}, problem)
         posterior = guide.get_posterior(problem.guide_params)
     else:
-        seeded = handlers.seed(guide._get_posterior, random.key(0))
-        trace = handlers.trace(seeded).get_trace()
-        _require_params(guide, {n for n, s in trace.items() if s["type"] == "param"}, problem)
+        _require_params(guide, _param_names(guide), problem)
         posterior = handlers.substitute(guide._get_posterior, data=problem.guide_params)()
     unpack = guide._unpack_latent
 
@@ -309,6 +314,7 @@ def _continuous_part(guide: Any, problem: Problem, density: ModelDensity) -> _Pa
         return jnp.concatenate([jnp.ravel(position[name]) for name in guide._init_locs])
 
     if problem.plate is None:
+
         def log_density_fn(position: Position, _: Trace) -> jax.Array:
             return jnp.sum(posterior.log_prob(pack(position)))
     elif posterior.event_dim == 0:  # independent coordinates
@@ -319,10 +325,13 @@ def _continuous_part(guide: Any, problem: Problem, density: ModelDensity) -> _Pa
 
         def log_density_fn(position: Position, _: Trace) -> jax.Array:
             return jnp.sum(layout.ravel(unpack(posterior.log_prob(pack(position)))), -1)
-    elif isinstance(guide, _BATCHED_GUIDES) and density.structure.plate_axes == {
-        name: 0 for name in guide._init_locs
-    } and len(guide._init_locs) == 1 and guide.batch_ndim == 1:
-        rows = posterior.base_dist
+    elif (
+        isinstance(guide, _BATCHED_GUIDES)
+        and density.structure.plate_axes == {name: 0 for name in guide._init_locs}
+        and len(guide._init_locs) == 1
+        and guide.batch_ndim == 1
+    ):
+        rows = handlers.substitute(guide._get_batched_posterior, data=problem.guide_params)()
 
         def log_density_fn(position: Position, _: Trace) -> jax.Array:
             return rows.log_prob(jnp.reshape(pack(position), rows.shape()))
@@ -335,10 +344,14 @@ def _continuous_part(guide: Any, problem: Problem, density: ModelDensity) -> _Pa
     return _Part(lambda rng_key: _Draw(unpack(posterior.sample(rng_key)), {}), log_density_fn)
 
 
+def _param_names(guide: Any) -> set[str]:
+    trace = handlers.trace(handlers.seed(guide._get_posterior, random.key(0))).get_trace()
+    return {name for name, site in trace.items() if site["type"] == "param"}
+
+
 def _require_params(guide: Any, names: set[str], problem: Problem) -> None:
     if missing := sorted(names - set(problem.guide_params)):
         raise ValueError(
             f"The parameters {missing} of the {type(guide).__name__} have no value in guide_params= (it "
             f"has {sorted(problem.guide_params)}). Pass the parameters of the fit, `svi_result.params`."
         )
-

@@ -58,7 +58,9 @@ def make_target(problem: Problem) -> Target:
         if is_start_prior:
             return LogDensities(density.log_prior(values, trace), log_likelihood)
         log_start = start.log_density_fn(values, trace)
-        return LogDensities(log_start, density.log_prior(values, trace) - log_start + log_likelihood)
+        return LogDensities(
+            log_start, density.log_prior(values, trace) - log_start + log_likelihood
+        )
 
     return Target(
         sample_fn=lambda rng_key: density.layout.ravel(start.sample_fn(rng_key)),
@@ -90,7 +92,9 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
         trace = density.run(values)
         log_start = base.log_prob(noise)
         log_prior = density.log_prior(values, trace) + log_det
-        return LogDensities(log_start, log_prior - log_start + density.log_likelihood(values, trace))
+        return LogDensities(
+            log_start, log_prior - log_start + density.log_likelihood(values, trace)
+        )
 
     return Target(
         sample_fn=base.sample,
@@ -108,7 +112,8 @@ def _potential_target(problem: Problem) -> Target:
     def sample(rng_key: jax.Array) -> Any:
         fns, treedef = jax.tree.flatten(start, is_leaf=is_distribution)
         keys = random.split(rng_key, len(fns))
-        return treedef.unflatten([fn.sample(key) for fn, key in zip(fns, keys, strict=True)])
+        draws = [fn.sample(key) for fn, key in zip(fns, keys, strict=True)]
+        return jax.tree.unflatten(treedef, draws)
 
     def log_start(values: Any) -> jax.Array:
         log_probs = jax.tree.map(

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro_dais.schedule import fourth_root_step_size
 from numpyro_dais.settings import Settings, make_settings
 
-__all__ = ["DEFAULT_DAMPING", "start_spread", "stable_settings"]
+__all__ = ["DEFAULT_DAMPING", "stable_settings", "start_spread"]
 
 DEFAULT_DAMPING = 0.9
 NUM_PILOT_STEPS = 32

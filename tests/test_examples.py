@@ -1,0 +1,93 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Scripts in examples/ run, save a figure and print what they promise; the README's code runs too."""
+
+from pathlib import Path
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+# Small arguments of each script, and what it must print. A script without an entry fails.
+SCRIPTS = {
+    "linear_regression.py": (
+        ["--num-particles", "32", "--headline-steps", "100", "--num-steps", "10", "20"],
+        ["Exact log evidence: -14204.894", "standard errors", "curvature step, damping 0"],
+    ),
+}
+
+# Warnings are errors in a script too, but for those that say the arguments are too small.
+WARNINGS = ["-W", "error", "-W", "ignore:The effective sample size", "-W", "ignore:k-hat is"]
+
+
+def test_every_script_is_tested():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_runs(name, tmp_path):
+    arguments, expected = SCRIPTS[name]
+    figure = tmp_path / "figure.png"
+    command = [sys.executable, *WARNINGS, EXAMPLES / name, *arguments, "--output", figure]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    for text in expected:
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_explains_itself(name):
+    """A script is a page: a title, the claim and references."""
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    for part in ["=====", "claim", "**References**", "argparse", "def main(args"]:
+        assert part in text
+
+
+@pytest.fixture(scope="module")
+def readme():
+    """The names that the README's blocks of Python define, run one after another."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    namespace: dict = {}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        exec(block, namespace)
+    return namespace
+
+
+def test_readme_example(readme):
+    y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+    sigma = np.asarray(readme["sigma"], np.float64)
+
+    def density(tau):
+        """p(y, tau), with the means of the schools and their mean integrated out."""
+        covariance = np.diag(sigma**2 + tau**2) + 5.0**2
+        return stats.multivariate_normal(cov=covariance).pdf(y) * stats.halfcauchy.pdf(tau, 0, 5)
+
+    # The density is about 1e-14, below the absolute tolerance of the integrator.
+    exact = np.log(integrate.quad(lambda tau: 1e14 * density(tau), 0, np.inf)[0] / 1e14)
+    evidence = readme["evidence"]
+    assert abs(float(evidence) - exact) < 5 * float(evidence.standard_error)
+    assert not evidence.warnings
+    assert readme["draws"]["z"].shape == (1000, 8)
+    assert readme["data"]["posterior"]["tau"].shape == (1, 128)
+    assert readme["data"]["importance"]["log_weight"].shape == (128,)
+
+
+def test_readme_transformations(readme):
+    scales, y = np.array([0.5, 1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0])
+
+    def exact(scale):
+        return stats.multivariate_normal(cov=np.eye(3) + scale**2).logpdf(y)
+
+    # The standard deviations over seeds are 0.06 and 0.04.
+    np.testing.assert_allclose(readme["value"], exact(2.0), atol=0.3)
+    np.testing.assert_allclose(readme["values"], [exact(scale) for scale in scales], atol=0.3)
+    slope = (exact(2.0 + 1e-4) - exact(2.0 - 1e-4)) / 2e-4
+    np.testing.assert_allclose(readme["slope"], slope, atol=0.2)

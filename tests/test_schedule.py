@@ -1,0 +1,54 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+import numpy as np
+import pytest
+
+from numpyro_dais.schedule import fourth_root_step_size, linear, power, sigmoid, validate_betas
+
+SCHEDULES = {
+    "linear": linear,
+    "power": power,
+    "square": lambda num_steps: power(num_steps, exponent=2.0),
+    "sigmoid": sigmoid,
+    "steep": lambda num_steps: sigmoid(num_steps, steepness=10.0),
+}
+BAD_BETAS = {
+    "repeated": ([0.5, 0.5, 1.0], r"increasing.*betas\[1\] = 0.5"),
+    "decreasing": ([0.6, 0.5, 1.0], r"increasing.*betas\[1\] = 0.5"),
+    "negative": ([-0.1, 0.5, 1.0], r"betas\[0\] = -0.1"),
+    "nan": ([0.1, np.nan, 1.0], r"betas\[1\] = nan"),
+    "short": ([0.1, 0.9], "end in 1.*0.9"),
+    "beyond": ([0.5, 1.5], "end in 1.*1.5"),
+    "matrix": ([[0.5, 1.0]], r"one array.*\(1, 2\)"),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 7, 1000])
+def test_schedules_are_valid(schedule, num_steps):
+    betas = schedule(num_steps)
+    assert betas.shape == (num_steps,)
+    np.testing.assert_array_equal(validate_betas(betas), betas)
+
+
+def test_schedules_are_refined_by_more_steps():
+    for schedule in SCHEDULES.values():
+        np.testing.assert_allclose(schedule(20)[1::2], schedule(10), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("betas", "message"), BAD_BETAS.values(), ids=BAD_BETAS)
+def test_bad_betas(betas, message):
+    with pytest.raises(ValueError, match=message):
+        validate_betas(betas)
+
+
+@pytest.mark.parametrize("schedule", [power, sigmoid])
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan])
+def test_bad_shape_parameters(schedule, value):
+    with pytest.raises(ValueError, match="must be positive"):
+        schedule(5, value)
+
+
+def test_fourth_root_step_size():
+    assert fourth_root_step_size(160_000, 0.3) == pytest.approx(0.3 * 16_000**-0.25)
