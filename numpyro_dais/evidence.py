@@ -39,8 +39,9 @@ _ESS_LIMIT = 5.0
         "acceptance",
         "upper_bound",
         "upper_bound_error",
+        "num_gradients",
     ],
-    meta_fields=["method", "num_gradients"],
+    meta_fields=["method"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -69,7 +70,7 @@ class Evidence:
     settings: Settings
     problem: Problem
     method: str
-    num_gradients: int
+    num_gradients: int | jax.Array
     acceptance: jax.Array | None = None
     upper_bound: jax.Array | None = None
     upper_bound_error: jax.Array | None = None
@@ -192,7 +193,7 @@ class Evidence:
         return float(self.log_evidence)
 
     def __repr__(self) -> str:
-        if not is_concrete((self.log_weights, self.settings, self.is_start_finite)):
+        if not is_concrete((self.log_weights, self.num_gradients, self.is_start_finite)):
             return f"Evidence({self.method}, log_weights={self.log_weights})"
         if self.log_weights.ndim > 1:
             lines = self._describe_elements()
@@ -208,7 +209,7 @@ class Evidence:
     def _cost(self) -> str:
         return (
             f"{self.num_particles} particles, {self.settings.num_steps} steps, "
-            f"{self.num_gradients} gradients"
+            f"{int(self.num_gradients)} gradients"
         )
 
     def _describe_elements(self) -> list[str]:

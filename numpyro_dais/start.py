@@ -240,7 +240,9 @@ def _seeded_trace(guide: Callable, problem: Problem) -> Trace:
 def _set_up(guide: Any, problem: Problem) -> Any:
     """An autoguide that has seen the model; one that has not learns its sites from one run."""
     if guide.prototype_trace is None:
-        _seeded_trace(guide, problem)
+        # The guide keeps what it sees, so it must not see tracers.
+        with jax.ensure_compile_time_eval():
+            _seeded_trace(guide, problem)
     return guide
 
 

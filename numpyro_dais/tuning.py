@@ -15,8 +15,8 @@ from numpyro_dais.settings import Settings, make_settings
 __all__ = ["DEFAULT_DAMPING", "stable_settings", "start_spread"]
 
 DEFAULT_DAMPING = 0.9
-NUM_PILOT_STEPS = 32
-NUM_PILOT_PARTICLES = 16
+NUM_PILOT_STEPS = 128
+NUM_PILOT_PARTICLES = 8
 _MAX_HALVINGS = 30
 
 # The mean log weight of a short run with these settings.

@@ -747,14 +747,17 @@ def _delta_latent_in_plate():
         numpyro.sample("fixed", dist.Delta(1.5))
 
 
+NAN_DATA = jnp.array([0.1, jnp.nan, jnp.nan])
+
+
 def _nan_data():
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
-    numpyro.sample("counts", dist.Normal(mu, 1.0), obs=jnp.array([0.1, jnp.nan, jnp.nan]))
+    numpyro.sample("counts", dist.Normal(mu, 1.0), obs=NAN_DATA)
 
 
 def _nan_numpy_data():
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
-    numpyro.sample("counts", dist.Normal(mu, 1.0), obs=np.array([0.1, np.nan, np.nan]))
+    numpyro.sample("counts", dist.Normal(mu, 1.0), obs=np.asarray(NAN_DATA))
 
 
 def _plate_enumerated():
@@ -797,7 +800,7 @@ FAULTS = {
     "delta_in_plate": Fault(_delta_latent_in_plate, ("'fixed' has a Delta",)),
     "nan_data": Fault(_nan_data, ("'counts' has 2 NaN", "obs_mask")),
     "nan_numpy_data": Fault(_nan_numpy_data, ("'counts' has 2 NaN", "obs_mask")),
-    "nan_argument": Fault(masked, ("'y' has 1 NaN",), (jnp.array([np.nan, 0.0, 1.0, 2.0]),)),
+    "nan_argument": Fault(hierarchy, ("'y' has 1 NaN",), (_WITH_GAP,)),
     "unknown_plate": Fault(
         beta_binomial,
         ("'rows' is not a plate", "['groups']"),
@@ -861,6 +864,22 @@ def test_masked_nan_is_no_error():
     np.testing.assert_allclose(
         log_start, stats.norm.logpdf(np.arange(3), 0.2, 1.5).sum(), rtol=1e-5
     )
+
+
+CLOSURE = np.array([0.4, -1.3, 2.0])
+
+
+def test_data_in_the_models_closure():
+    """Floating-point data need not be an argument."""
+
+    def model():
+        mu = numpyro.sample("mu", dist.Normal(0.3, 1.0))
+        numpyro.sample("y", dist.Normal(mu, 1.5).expand([3]).to_event(1), obs=CLOSURE)
+
+    evidence = DAIS(model, num_steps=4, step_size=0.3, num_particles=2000).log_evidence()
+    cov = np.ones((3, 3)) + 2.25 * np.eye(3)
+    exact = stats.multivariate_normal.logpdf(CLOSURE, np.full(3, 0.3), cov)
+    assert abs(float(evidence) - exact) < 5 * evidence.standard_error
 
 
 def student(x):
