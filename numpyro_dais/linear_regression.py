@@ -48,7 +48,7 @@ class LinearRegression:
 
     >>> regression = LinearRegression(X=[[1.0], [2.0]], y=[0.5, 1.5])
     >>> round(regression.log_evidence, 6)
-    -2.879424
+    -2.962923
     """
 
     def __init__(

@@ -214,14 +214,14 @@ def test_checkpoint_needs_less_memory(data):
 
 
 def test_tune_returns_settings_that_log_evidence_takes(data):
-    estimator = DAIS(models.regression, num_steps=64)
+    estimator = DAIS(models.regression, num_steps=400)
     settings = estimator.tune(random.key(0), *data)
     assert isinstance(settings, Settings)
-    assert settings.num_steps == 64
+    assert settings.num_steps == 400
     assert settings.num_gradients > 0
     evidence = estimator.log_evidence(random.key(0), *data)
     np.testing.assert_array_equal(evidence.settings.step_size, settings.step_size)
-    assert evidence.num_gradients == 64 * 128 + settings.num_gradients
+    assert evidence.num_gradients == 400 * 128 + settings.num_gradients
     frozen = DAIS(models.regression, settings=settings)
     again = jax.jit(frozen.log_evidence)(random.key(0), *data)
     np.testing.assert_allclose(again.log_weights, evidence.log_weights, rtol=1e-4)
