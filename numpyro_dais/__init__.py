@@ -3,10 +3,20 @@
 
 """The evidence of NumPyro models by differentiable annealed importance sampling."""
 
-from numpyro_dais.estimators import DAIS
+from numpyro_dais.bidirectional import Certificate
+from numpyro_dais.estimators import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais.evidence import Evidence
 from numpyro_dais.settings import Settings, make_settings
 
-__all__ = ["DAIS", "Evidence", "Settings", "make_settings"]
+__all__ = [
+    "AIS",
+    "DAIS",
+    "HAIS",
+    "Certificate",
+    "Evidence",
+    "ImportanceSampling",
+    "Settings",
+    "make_settings",
+]
 
 __version__ = "0.1.0"

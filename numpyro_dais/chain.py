@@ -4,25 +4,50 @@
 """A whole chain: the loop over the steps is one thing, how its gradient is taken another."""
 
 from collections.abc import Callable
+from functools import partial
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_dais.kernel import ChainState, Step, dais_step
-from numpyro_dais.path import LogDensitiesFn, tempered_gradient
+from numpyro_dais.kernel import (
+    UNCORRECTED,
+    ChainState,
+    Noise,
+    Step,
+    Transition,
+    forward_step,
+    reverse_step,
+)
+from numpyro_dais.path import LogDensitiesFn
 
-__all__ = ["MEMORY_MODES", "Memory", "run_chain", "scan_steps"]
+__all__ = ["MEMORY_MODES", "ChainResult", "Memory", "run_chain", "run_reverse_chain", "scan_steps"]
 
 Memory = Literal["plain", "checkpoint"]
 MEMORY_MODES: tuple[str, ...] = get_args(Memory)
+
+State = TypeVar("State")
 
 # Up to this many steps one state per step costs less than running the forward pass twice.
 _NEST_ABOVE = 1024
 # Noise is drawn for this many steps at a time, which halves its cost on a CPU.
 _NOISE_BLOCK = 32
+
+
+class ChainResult(NamedTuple):
+    """
+    The end of a chain.
+
+    :param position: the last position.
+    :param log_weight: the log weight.
+    :param acceptance: the acceptance probability of each transition, if they are corrected.
+    """
+
+    position: jax.Array
+    log_weight: jax.Array
+    acceptance: jax.Array | None
 
 
 def run_chain(
@@ -31,62 +56,157 @@ def run_chain(
     log_densities_fn: LogDensitiesFn,
     steps: Step,
     memory: Memory,
+    transition: Transition = UNCORRECTED,
     on_step: Callable[[jax.Array], None] | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> ChainResult:
     r"""
-    Returns the last position and the log weight of one chain (Algorithm 1 of the paper)
+    Returns the end of one chain from the start to the target. Without corrections (Algorithm 1 of the
+    paper) its log weight is
 
     .. math::
 
         \log w = \log p(D, u_K) - \log q_0(u_0) + \sum_{k=1}^K \log \frac{N(\hat v_k)}{N(v_{k-1})},
 
-    for which :math:`E[w] = p(D)` at any number of steps and any settings fixed before the run.
+    and with them :math:`\log w = \sum_k (\beta_k - \beta_{k-1}) \log [p(D, u_{k-1}) / q_0(u_{k-1})]`. Either way
+    :math:`E[w] = p(D)` at any number of steps and any settings fixed before the run.
 
-    :param rng_key: the key of the momenta.
+    :param rng_key: the key of the momenta and of the Metropolis decisions.
     :param position: an exact draw from the start.
     :param log_densities_fn: both ends of the path.
     :param steps: settings, one per step along the leading axis.
     :param memory: how the gradient of the chain is taken; see :func:`scan_steps`.
+    :param transition: the kind of transitions.
     :param on_step: called with the index of each step, for a progress bar.
     """
-    initial_key, refresh_key = random.split(rng_key)
-    start = log_densities_fn(position)
-    momentum = random.normal(initial_key, position.shape, position.dtype)
-    state = ChainState(position, momentum, jnp.zeros_like(start.log_start))
+    return _run(
+        forward_step, rng_key, position, log_densities_fn, steps, memory, transition, on_step
+    )
 
-    def step_fn(noise: jax.Array, state: ChainState, xs: tuple[jax.Array, Step]) -> ChainState:
+
+def run_reverse_chain(
+    rng_key: jax.Array,
+    position: jax.Array,
+    log_densities_fn: LogDensitiesFn,
+    steps: Step,
+    memory: Memory,
+    transition: Transition = UNCORRECTED,
+) -> ChainResult:
+    r"""
+    Returns the end of one chain from the target back to the start. From an exact draw of the posterior,
+    its log weight, the one that the chain would have got forward, satisfies :math:`E[1/w] = 1/p(D)`, so
+    its mean is an upper bound of :math:`\log p(D)` in expectation.
+
+    :param position: an exact draw from the posterior.
+
+    The other parameters are those of :func:`run_chain`.
+    """
+    reversed_steps = jax.tree.map(lambda x: x[::-1], steps)
+    end = _run(
+        reverse_step, rng_key, position, log_densities_fn, reversed_steps, memory, transition, None
+    )
+    acceptance = None if end.acceptance is None else end.acceptance[::-1]
+    return end._replace(acceptance=acceptance)
+
+
+def run_adaptive_chains(
+    rng_key: jax.Array,
+    positions: jax.Array,
+    log_densities_fn: LogDensitiesFn,
+    steps: Step,
+    transition: Transition,
+    update_fn: Callable[[jax.Array, jax.Array], jax.Array],
+) -> tuple[ChainResult, jax.Array]:
+    """
+    Returns the ends of corrected chains whose step size follows their mean acceptance, and the step
+    size that was used at each step (for each element of a plate its own).
+
+    Since the step size depends on the particles, their weights are not exactly unbiased.
+
+    :param rng_key: the key of all chains.
+    :param positions: exact draws from the start, one per chain along the leading axis.
+    :param log_densities_fn: both ends of the path.
+    :param steps: settings; of the step sizes only the first counts.
+    :param transition: the kind of transitions.
+    :param update_fn: the next step size, from the last one and its mean acceptance.
+    """
+    initial_key, noise_key = random.split(rng_key)
+    densities = jax.vmap(log_densities_fn)(positions)
+    momenta = random.normal(initial_key, positions.shape, positions.dtype)
+    state = ChainState(positions, momenta, jnp.zeros_like(densities.log_start), densities)
+    step_size = jnp.broadcast_to(steps.step_size[0], state.log_weight.shape[1:])
+
+    def step_fn(noise: Noise, carry: Any, step: Step) -> Any:
+        state, step_size = carry
+        step = step._replace(step_size=step_size)
+        state, acceptance = jax.vmap(
+            lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
+        )(noise, state)
+        assert acceptance is not None
+        next_step_size = update_fn(step_size, jnp.mean(acceptance, axis=0))
+        return (state, next_step_size), (acceptance, step_size)
+
+    draw_noise = partial(_draw_noise, noise_key, state)
+    (state, _), (acceptance, step_sizes) = scan_steps(
+        step_fn, draw_noise, (state, step_size), steps, "plain"
+    )
+    acceptance = jnp.moveaxis(acceptance, 0, 1)
+    return ChainResult(state.position, state.log_weight, acceptance), step_sizes
+
+
+def _run(
+    transition_fn: Callable,
+    rng_key: jax.Array,
+    position: jax.Array,
+    log_densities_fn: LogDensitiesFn,
+    steps: Step,
+    memory: Memory,
+    transition: Transition,
+    on_step: Callable[[jax.Array], None] | None,
+) -> ChainResult:
+    initial_key, noise_key = random.split(rng_key)
+    first = log_densities_fn(position)
+    momentum = random.normal(initial_key, position.shape, position.dtype)
+    densities = first if transition.is_corrected else None
+    state = ChainState(position, momentum, jnp.zeros_like(first.log_start), densities)
+
+    def step_fn(noise: Noise, state: ChainState, xs: tuple[jax.Array, Step]) -> Any:
         index, step = xs
         if on_step is not None:
             on_step(index)
-        return dais_step(noise, state, step, tempered_gradient(log_densities_fn, step.beta))
+        return transition_fn(noise, state, step, log_densities_fn, transition)
 
-    num_steps = len(steps.beta)
+    num_steps, acceptance = len(steps.beta), None
     if num_steps:
-        state = scan_steps(step_fn, refresh_key, state, (jnp.arange(num_steps), steps), memory)
-    end = log_densities_fn(state.position)
+        xs = jnp.arange(num_steps), steps
+        draw_noise = partial(_draw_noise, noise_key, state)
+        state, acceptance = scan_steps(step_fn, draw_noise, state, xs, memory)
+    if transition.is_corrected:
+        return ChainResult(state.position, state.log_weight, acceptance)
+    last = log_densities_fn(state.position)
+    start, end = (first, last) if transition_fn is forward_step else (last, first)
     # The ratio is a number of its own, not the difference of two large ones: without steps the
     # weight is exactly that of importance sampling.
     log_weight = end.log_ratio + ((end.log_start - start.log_start) + state.log_weight)
-    return state.position, log_weight
+    return ChainResult(state.position, log_weight, None)
 
 
 def scan_steps(
-    step_fn: Callable[[jax.Array, ChainState, Any], ChainState],
-    rng_key: jax.Array,
-    state: ChainState,
+    step_fn: Callable[[Noise, State, Any], tuple[State, Any]],
+    draw_noise: Callable[[jax.Array, int], Noise],
+    state: State,
     steps: Any,
     memory: Memory,
-) -> ChainState:
+) -> tuple[State, Any]:
     """
-    Returns the state after all steps.
+    Returns the state after all steps, and what each step gave beside it.
 
     ``"plain"`` stores every intermediate of every step for the backward pass: fastest to
     differentiate, O(K) memory with a large constant. ``"checkpoint"`` stores one state per step and
     recomputes inside it; above about a thousand steps segments of steps are recomputed as well, so
     that O(sqrt(K)) states are alive. Without differentiation all are the same program.
 
-    :param step_fn: one step: noise, state and an entry of ``steps`` to the next state.
-    :param rng_key: the key of the noise.
+    :param step_fn: one step: noise, state and an entry of ``steps`` to the next state and an output.
+    :param draw_noise: the noise of a segment, from its index and length.
     :param state: the state at the start.
     :param steps: what differs between the steps, stacked along the leading axis.
     :param memory: ``"plain"`` or ``"checkpoint"``.
@@ -95,21 +215,17 @@ def scan_steps(
     is_nested = memory == "checkpoint" and num_steps > _NEST_ABOVE
     length = _segment_length(num_steps, math.isqrt(num_steps) if is_nested else _NOISE_BLOCK)
 
-    def body(state: ChainState, xs: Any) -> tuple[ChainState, None]:
-        return step_fn(xs[0], state, xs[1]), None
+    def body(state: State, xs: Any) -> tuple[State, Any]:
+        return step_fn(xs[0], state, xs[1])
 
     if memory == "checkpoint":
         body = jax.checkpoint(body, prevent_cse=False)
 
-    def segment(state: ChainState, xs: Any) -> tuple[ChainState, None]:
+    def segment(state: State, xs: Any) -> tuple[State, Any]:
         index, steps = xs
         num_steps = len(jax.tree.leaves(steps)[0])
-        momentum = state.momentum
-        # Drawn flat: with its final shape it takes XLA five times as long to compile.
-        flat = random.normal(
-            random.fold_in(rng_key, index), (num_steps * momentum.size,), momentum.dtype
-        )
-        return lax.scan(body, state, (flat.reshape(num_steps, *momentum.shape), steps))
+        noise = draw_noise(index, num_steps)
+        return lax.scan(body, state, (noise, steps))
 
     if is_nested:
         segment = jax.checkpoint(segment, prevent_cse=False)
@@ -117,11 +233,26 @@ def scan_steps(
     num_segments, num_left = divmod(num_steps, length)
     split = num_steps - num_left
     segments = jax.tree.map(lambda x: x[:split].reshape(-1, length, *x.shape[1:]), steps)
-    state, _ = lax.scan(segment, state, (jnp.arange(num_segments), segments))
+    state, outputs = lax.scan(segment, state, (jnp.arange(num_segments), segments))
+    outputs = jax.tree.map(lambda y: y.reshape(split, *y.shape[2:]), outputs)
     if num_left:
         left = jax.tree.map(lambda x: x[split:], steps)
-        state, _ = segment(state, (jnp.asarray(num_segments), left))
-    return state
+        state, last = segment(state, (jnp.asarray(num_segments), left))
+        outputs = jax.tree.map(lambda *ys: jnp.concatenate(ys), outputs, last)
+    return state, outputs
+
+
+def _draw_noise(rng_key: jax.Array, state: ChainState, index: jax.Array, num_steps: int) -> Noise:
+    """The noise of ``num_steps`` steps of chains in a state like this one."""
+    normal_key, momentum = random.fold_in(rng_key, index), state.momentum
+    log_uniform = None
+    if state.densities is not None:
+        normal_key, uniform_key = random.split(normal_key)
+        shape = (num_steps, *state.log_weight.shape)
+        log_uniform = -random.exponential(uniform_key, shape, momentum.dtype)
+    # Drawn flat: with its final shape it takes XLA five times as long to compile.
+    normal = random.normal(normal_key, (num_steps * momentum.size,), momentum.dtype)
+    return Noise(normal.reshape(num_steps, *momentum.shape), log_uniform)
 
 
 def _segment_length(num_steps: int, wanted: int) -> int:

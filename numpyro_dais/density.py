@@ -117,6 +117,14 @@ class ModelDensity:
         trace = self._trace(model)
         return {**position, **{name: self._unconstrain(trace[name]) for name in values}}
 
+    def in_support(self, values: Position) -> dict[str, jax.Array]:
+        """Returns whether the value of each latent site lies in its support, given the others."""
+        model = handlers.substitute(self.model, data=values)
+        if self.structure.discrete:
+            model = handlers.seed(model, jax.random.key(0))
+        trace = self._trace(model)
+        return {name: jnp.all(trace[name]["fn"].support(values[name])) for name in values}
+
     def constrain(self, position: Position) -> Position:
         """Returns the values of the continuous latent and of the ``deterministic`` sites."""
         trace = self.run(position)

@@ -1,44 +1,33 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Estimators of the evidence."""
+"""The estimators of the evidence: DAIS, and the baselines on the same targets."""
 
 from collections.abc import Callable
-from functools import partial
-import math
-from typing import Any
-import warnings
+from typing import Any, Literal
 
 import jax
-from jax import lax, random
+from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro.distributions import Distribution, constraints
-from numpyro.util import find_stack_level, is_prng_key
-
-from numpyro_dais.chain import MEMORY_MODES, Memory, run_chain
-from numpyro_dais.evidence import Evidence
+from numpyro_dais.chain import run_adaptive_chains
+from numpyro_dais.estimator import Estimator, Run, finite_or_zero
+from numpyro_dais.kernel import Transition
 from numpyro_dais.problem import Problem
-from numpyro_dais.progress import ProgressBar
-from numpyro_dais.schedule import Schedule, linear
-from numpyro_dais.settings import Settings, is_concrete, make_settings
-from numpyro_dais.start import check_guide
-from numpyro_dais.target import Target, make_target
-from numpyro_dais.tuning import (
-    DEFAULT_DAMPING,
-    NUM_PILOT_PARTICLES,
-    stable_settings,
-    start_spread,
-)
+from numpyro_dais.settings import Settings
+from numpyro_dais.target import make_target
+from numpyro_dais.tuning import NUM_PILOT_PARTICLES, start_spread
+from numpyro_dais.validation import check_count
 
-__all__ = ["DAIS"]
+__all__ = ["AIS", "DAIS", "HAIS", "ImportanceSampling"]
 
-_DEFAULT_NUM_STEPS = 256
-_NUM_SPREAD_DRAWS = 256
+Adaptation = Literal["pilot", "online"]
+_NUM_SWEEPS = 8
+_INITIAL_SCALE = 0.5
 
 
-class DAIS:
+class DAIS(Estimator):
     r"""
     Differentiable annealed importance sampling: the evidence of a NumPyro model.
 
@@ -94,304 +83,209 @@ class DAIS:
     True
     """
 
+
+class ImportanceSampling(Estimator):
+    """
+    Importance sampling from the start: DAIS without steps. With a fitted guide the expectation of
+    :attr:`~numpyro_dais.evidence.Evidence.log_evidence` is the importance-weighted bound of IWAE.
+
+    **References**
+
+    1. *Importance Weighted Autoencoders*, Yuri Burda, Roger Grosse, Ruslan Salakhutdinov (ICLR 2016)
+
+    :param model: a NumPyro model.
+    :param kwargs: those of :class:`DAIS` that say what is integrated, where particles start and how many
+        there are: ``potential_fn``, ``num_particles``, ``start``, ``guide``, ``guide_params``,
+        ``params``, ``plate``, ``chunk_size``.
+    """
+
+    def __init__(self, model: Callable | None = None, **kwargs: Any) -> None:
+        _refuse(kwargs, _CHAIN_ARGUMENTS | {"progress_bar"}, "importance sampling takes no steps")
+        super().__init__(model, num_steps=0, step_size=1.0, **kwargs)
+
+
+class _Corrected(Estimator):
+    """Annealing with Metropolis-corrected transitions, whose step size is adapted to an acceptance."""
+
+    min_steps = 1
+
+    def __init__(
+        self,
+        model: Callable | None,
+        transition: Transition,
+        target_acceptance: float,
+        adaptation: Adaptation,
+        kwargs: dict,
+    ) -> None:
+        if not 0 < target_acceptance < 1:
+            raise ValueError(f"target_acceptance must lie in (0, 1); got {target_acceptance}.")
+        if adaptation not in ("pilot", "online"):
+            raise ValueError(f"adaptation must be 'pilot' or 'online'; got {adaptation!r}.")
+        self.transition = transition
+        self.target_acceptance = target_acceptance
+        self.adaptation = adaptation
+        super().__init__(model, **kwargs)
+        if adaptation == "online":
+            self._check_online()
+
+    def _check_online(self) -> None:
+        if self.num_particles == 1:
+            raise ValueError(
+                "On-line adaptation follows the mean acceptance over particles and needs at least 2; got "
+                "num_particles=1. Use more, or adaptation='pilot'."
+            )
+        if self.chunk_size is not None:
+            raise ValueError(
+                "On-line adaptation follows all particles at once; leave chunk_size out, or use "
+                "adaptation='pilot'."
+            )
+
+    def _tune(self, rng_key: jax.Array, problem: Problem) -> Settings:
+        spread = self.preconditioner
+        if spread is None:
+            spread = start_spread(self._jitted_draws(rng_key, problem))
+        settings = self._settings(_INITIAL_SCALE)._replace(
+            preconditioner=jnp.asarray(spread, float)
+        )
+        if self.adaptation == "online":
+            return settings
+        return self._pilot(random.fold_in(rng_key, 1), problem, settings)
+
+    def _pilot(self, rng_key: jax.Array, problem: Problem, settings: Settings) -> Settings:
+        """
+        Settings whose step sizes, at each temperature and for each element of a plate, have about the
+        target acceptance: each sweep of a few particles moves those of its own temperature.
+        """
+        log_step_size = np.log(settings.step_size)
+        for sweep in range(_NUM_SWEEPS):
+            run = self._jitted_run(
+                random.fold_in(rng_key, sweep), problem, settings, num_particles=NUM_PILOT_PARTICLES
+            )
+            excess = np.asarray(run.acceptance) - self.target_acceptance
+            if log_step_size.ndim < excess.ndim:  # the elements of a plate part company
+                log_step_size = log_step_size[:, None]
+            # Large steps at first, to cross orders of magnitude, then small ones, to settle.
+            log_step_size = log_step_size + 3.0 * excess / (1 + sweep / 3)
+            settings = settings._replace(step_size=jnp.exp(log_step_size))
+        num_gradients = _NUM_SWEEPS * NUM_PILOT_PARTICLES * self._num_gradients_per_particle
+        return settings._replace(num_gradients=num_gradients)
+
+    def _run(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
+    ) -> Run:
+        if self.adaptation == "pilot" or self.settings is not None:
+            return super()._run(rng_key, problem, settings, num_particles=num_particles)
+        return self._online_run(rng_key, problem, settings, num_particles)
+
+    def _online_run(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> Run:
+        def update_fn(step_size: jax.Array, acceptance: jax.Array) -> jax.Array:
+            return step_size * jnp.where(acceptance > self.target_acceptance, 1.02, 0.98)
+
+        target = make_target(problem)
+        start_key, chain_key = random.split(rng_key)
+        start = jax.vmap(target.sample_fn)(random.split(start_key, num_particles))
+        is_finite = jnp.isfinite(start)
+        ends, step_size = run_adaptive_chains(
+            chain_key,
+            jnp.where(is_finite, start, 0.0),
+            target.log_densities_fn,
+            settings.steps(start.shape[-1]),
+            self.transition,
+            update_fn,
+        )
+        log_weights = jnp.where(jnp.all(is_finite, -1), ends.log_weight, -jnp.inf)
+        axes = tuple(range(1, is_finite.ndim))
+        assert ends.acceptance is not None
+        return Run(
+            finite_or_zero(log_weights),
+            ends.position,
+            jnp.all(is_finite, axes),
+            jnp.mean(ends.acceptance, axis=0),
+            step_size,
+        )
+
+
+class HAIS(_Corrected):
+    r"""
+    Hamiltonian annealed importance sampling: the leapfrog steps and partial refreshment of
+    :class:`DAIS`, each followed by a Metropolis decision; on rejection the momentum is negated.
+
+    The weight gains :math:`\log f_k - \log f_{k-1}` before each transition. A left-out step size is
+    adapted along a pilot run, to ``target_acceptance`` at each temperature (and for each element of a
+    plate), and then frozen, so weights are unbiased. Its estimates cannot be differentiated.
+
+    **References**
+
+    1. *Hamiltonian Annealed Importance Sampling for partition function estimation*,
+       Jascha Sohl-Dickstein, Benjamin J. Culpepper (2012)
+
+    :param model: a NumPyro model.
+    :param target_acceptance: the acceptance that the step size is adapted to.
+    :param adaptation: ``"pilot"``; or ``"online"``, which multiplies the step size of the reported run
+        itself by 1.02 above the target acceptance and by 0.98 below. Particles then share information
+        through the step size, and their weights are not exactly unbiased.
+    :param kwargs: as for :class:`DAIS`; at least one step.
+    """
+
     def __init__(
         self,
         model: Callable | None = None,
         *,
-        potential_fn: Callable | None = None,
-        num_steps: int | None = None,
-        num_particles: int = 128,
-        step_size: Any = None,
-        damping: Any = None,
-        schedule: Schedule | Any = None,
-        preconditioner: Any = None,
-        settings: Settings | None = None,
-        start: str | Distribution | dict[str, Distribution] = "prior",
-        guide: Callable | None = None,
-        guide_params: dict | None = None,
-        params: dict | None = None,
-        plate: str | None = None,
-        memory: Memory = "checkpoint",
-        chunk_size: int | None = None,
-        progress_bar: bool = False,
+        target_acceptance: float = 0.9,
+        adaptation: Adaptation = "pilot",
+        **kwargs: Any,
     ) -> None:
-        _check_what(model, potential_fn, start, guide, plate)
-        check_guide(guide, guide_params)
-        _check_count("num_particles", num_particles, 1)
-        if chunk_size is not None:
-            _check_count("chunk_size", chunk_size, 1)
-        if memory not in MEMORY_MODES:
-            raise ValueError(f"memory must be one of {list(MEMORY_MODES)}; got {memory!r}.")
-        self.model = model
-        self.potential_fn = potential_fn
-        self.num_particles = num_particles
-        self.start = start
-        self.guide = guide
-        self.guide_params = guide_params
-        self.params = params
-        self.plate = plate
-        self.memory: Memory = memory
-        self.chunk_size = chunk_size
-        self.step_size = step_size
-        self.damping = DEFAULT_DAMPING if damping is None else damping
-        self.schedule = linear if schedule is None else schedule
-        self.preconditioner = preconditioner
-        if settings is None:
-            self.num_steps = _resolve_num_steps(num_steps, self.schedule)
-            # A stand-in step size has the other settings checked here, not in the run.
-            checked = self._settings(1.0 if step_size is None else step_size)
-            self.settings = None if step_size is None else checked
-        else:
-            _check_only_settings(settings, num_steps, step_size, damping, schedule, preconditioner)
-            self.num_steps = settings.num_steps
-            self.settings = settings
-        self._progress_bar = ProgressBar(type(self).__name__) if progress_bar else None
-        self._jitted_run = jax.jit(self._run, static_argnames="num_particles")
-        self._jitted_draws = jax.jit(_start_draws)
-        self._checked: set = set()
-
-    def log_evidence(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Evidence:
-        """
-        Returns the :class:`~numpyro_dais.evidence.Evidence` of the model at its arguments.
-
-        With a step size (or ``settings``) given, this may be traced: :func:`jax.jit`,
-        :func:`jax.vmap` and :func:`jax.grad` with respect to the arguments go straight through.
-        Without, :meth:`tune` runs first, on part of the key; the reported run is independent of it.
-
-        :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        """
-        problem = self._problem(args, kwargs)
-        pilot_key, run_key = random.split(_check_key(rng_key))
-        settings = self.settings
-        is_traced = not is_concrete((problem, run_key, settings))
-        if not is_traced:
-            self._check(problem)
-        elif settings is None:
-            raise ValueError(
-                "log_evidence needs complete settings under jit, vmap or grad, since a step size is "
-                f"found on the host. Pass step_size=, or settings={type(self).__name__}(...).tune(rng_key, "
-                "*args) from a call of `tune` on concrete arguments."
-            )
-        if settings is None:
-            settings = self._tune(pilot_key, problem)
-        log_weights, positions, is_start_finite = self._jitted_run(
-            run_key, problem, settings, num_particles=self.num_particles
-        )
-        evidence = Evidence(
-            log_weights=log_weights,
-            positions=positions,
-            is_start_finite=is_start_finite,
-            settings=settings,
-            problem=problem,
-            method=type(self).__name__,
-            num_gradients=settings.num_steps * self.num_particles + settings.num_gradients,
-        )
-        if is_concrete(evidence) and evidence.warnings:
-            warnings.warn(" ".join(evidence.warnings), stacklevel=find_stack_level() + 1)
-        return evidence
-
-    def tune(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Settings:
-        """
-        Returns complete settings: those given to the constructor, and for a step size left out one
-        that is stable in short trials, in units of the start's spread (which then is the
-        preconditioner, unless one was given). Runs on the host, around compiled pieces.
-
-        :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        """
-        if self.settings is not None:
-            return self.settings
-        problem = self._problem(args, kwargs)
-        rng_key = _check_key(rng_key)
-        if not is_concrete((problem, rng_key)):
-            raise ValueError(
-                "tune runs on the host and needs concrete arguments; call it outside jit."
-            )
-        self._check(problem)
-        return self._tune(random.split(rng_key)[0], problem)
-
-    def _tune(self, rng_key: jax.Array, problem: Problem) -> Settings:
-        if self.num_steps == 0:
-            return self._settings(1.0)
-        spread = self.preconditioner
-        if spread is None:
-            spread = start_spread(self._jitted_draws(rng_key, problem))
-
-        def trial_fn(key: jax.Array, settings: Settings) -> float:
-            log_weights, _, _ = self._jitted_run(
-                key, problem, settings, num_particles=NUM_PILOT_PARTICLES
-            )
-            return float(np.mean(log_weights))
-
-        make_betas = self.schedule
-        if not callable(make_betas):
-            make_betas = partial(_interpolate, np.asarray(make_betas, np.float64))
-        damping = float(np.mean(np.asarray(self.damping)))
-        tuned = stable_settings(rng_key, trial_fn, make_betas, damping, spread, self.num_steps)
-        return make_settings(
-            tuned.betas if callable(self.schedule) else self.schedule,
-            tuned.step_size,
-            self.damping,
-            spread,
-            tuned.num_gradients,
-        )
-
-    def _settings(self, step_size: Any) -> Settings:
-        betas = self.schedule(self.num_steps) if callable(self.schedule) else self.schedule
-        if len(betas) != self.num_steps:
-            raise ValueError(
-                f"The schedule must have one beta per step; got {len(betas)} betas for {self.num_steps} "
-                "steps. Leave num_steps out to take its length from the schedule."
-            )
-        return make_settings(betas, step_size, self.damping, self.preconditioner)
-
-    def _problem(self, args: tuple, kwargs: dict) -> Problem:
-        return Problem(
-            self.model,
-            potential_fn=self.potential_fn,
-            start=self.start,
-            guide=self.guide,
-            guide_params=self.guide_params,
-            params=self.params,
-            plate=self.plate,
-            args=args,
-            kwargs=kwargs,
-        )
-
-    def _check(self, problem: Problem) -> None:
-        """Raises the errors of a bad problem before it is compiled; once for each shape of arguments."""
-        leaves, treedef = jax.tree.flatten(problem)
-        signature = treedef, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        has_nan = any(np.any(np.isnan(np.asarray(leaf))) for leaf in leaves if _is_floating(leaf))
-        if signature in self._checked and not has_nan:
-            return
-        try:
-            # Abstractly, which compiles nothing, yet around the data as they are.
-            jax.eval_shape(lambda: _log_densities_at_draw(problem))
-        except jax.errors.ConcretizationTypeError as error:
-            raise ValueError(
-                "The model's Python control flow depends on the value of a latent site or of an array "
-                "argument, which JAX cannot trace. Use `jnp.where`, `lax.cond` or "
-                "`numpyro.contrib.control_flow.cond`; pass sizes as Python ints."
-            ) from error
-        self._checked.add(signature)
-
-    def _run(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Log weights, last positions and whether the start was finite, for independent particles."""
-        target = make_target(problem)
-        num_chunks = 1 if self.chunk_size is None else math.ceil(num_particles / self.chunk_size)
-        on_step = None
-        if self._progress_bar is not None and num_particles == self.num_particles:
-            on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
-
-        def particle(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-            start_key, chain_key = random.split(key)
-            start = target.sample_fn(start_key)
-            is_finite = jnp.all(jnp.isfinite(start))
-            position, log_weight = run_chain(
-                chain_key,
-                jnp.where(jnp.isfinite(start), start, 0.0),
-                target.log_densities_fn,
-                settings.steps(start.shape[-1]),
-                self.memory,
-                on_step,
-            )
-            is_valid = jnp.isfinite(log_weight) & jnp.all(jnp.isfinite(start), -1)
-            return jnp.where(is_valid, log_weight, -jnp.inf), position, is_finite
-
-        keys = random.split(rng_key, num_particles)
-        if num_chunks == 1:
-            return jax.vmap(particle)(keys)
-        return lax.map(particle, keys, batch_size=self.chunk_size)
+        transition = Transition(is_corrected=True)
+        super().__init__(model, transition, target_acceptance, adaptation, kwargs)
 
 
-def _start_draws(rng_key: jax.Array, problem: Problem) -> jax.Array:
-    keys = random.split(rng_key, _NUM_SPREAD_DRAWS)
-    return jax.vmap(make_target(problem).sample_fn)(keys)
+class AIS(_Corrected):
+    """
+    Annealed importance sampling with Hamiltonian Monte Carlo transitions: at each temperature a fresh
+    momentum, ``num_leapfrog`` leapfrog steps and a Metropolis decision. The step size is found as for
+    :class:`HAIS`; estimates cannot be differentiated.
+
+    **References**
+
+    1. *Annealed importance sampling*, Radford M. Neal (2001)
+
+    :param model: a NumPyro model.
+    :param num_leapfrog: leapfrog steps, and so gradients, per temperature.
+    :param target_acceptance: the acceptance that the step size is adapted to.
+    :param adaptation: see :class:`HAIS`; ``"online"`` is the paper's rule.
+    :param kwargs: as for :class:`DAIS`, without ``damping``; at least one step.
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        num_leapfrog: int = 10,
+        target_acceptance: float = 0.65,
+        adaptation: Adaptation = "pilot",
+        **kwargs: Any,
+    ) -> None:
+        check_count("num_leapfrog", num_leapfrog, 1)
+        _refuse(kwargs, {"damping"}, "AIS refreshes the momentum fully")
+        if kwargs.get("settings") is None:
+            kwargs["damping"] = 0.0
+        transition = Transition(is_corrected=True, num_leapfrog=num_leapfrog)
+        super().__init__(model, transition, target_acceptance, adaptation, kwargs)
 
 
-def _log_densities_at_draw(problem: Problem) -> Any:
-    target: Target = make_target(problem)
-    return target.log_densities_fn(target.sample_fn(random.key(0)))
+_CHAIN_ARGUMENTS = {
+    "num_steps",
+    "step_size",
+    "damping",
+    "schedule",
+    "preconditioner",
+    "settings",
+    "memory",
+}
 
 
-def _interpolate(betas: np.ndarray, num_steps: int) -> np.ndarray:
-    """A given schedule at another number of steps."""
-    knots = np.arange(len(betas) + 1) / len(betas)
-    return np.interp(linear(num_steps), knots, np.append(0.0, betas))
-
-
-def _is_floating(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-
-
-def _check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any) -> None:
-    if (model is None) == (potential_fn is None):
-        raise ValueError("Give either a model or potential_fn=, and not both.")
-    if model is not None and not callable(model):
-        raise TypeError(
-            f"model must be a NumPyro model, a callable with sample sites; got {model!r}."
-        )
-    if potential_fn is not None and not callable(potential_fn):
-        raise TypeError(f"potential_fn must be callable; got {potential_fn!r}.")
-    if guide is not None and not isinstance(start, str):
-        raise ValueError("Give either guide= or start=, and not both.")
-    is_dict = isinstance(start, dict) and all(isinstance(fn, Distribution) for fn in start.values())
-    if not (is_dict or isinstance(start, Distribution) or start == "prior"):
-        raise ValueError(
-            f"start must be 'prior', a distribution, or a dict of distributions by site; got {start!r}."
-        )
-    if potential_fn is None:
-        return
-    if isinstance(start, str) or guide is not None or plate is not None:
-        raise ValueError(
-            "With potential_fn= the chains need start= as a distribution or a dict of distributions of "
-            "the function's argument; guide= and plate= need a model."
-        )
-    for fn in start.values() if isinstance(start, dict) else [start]:
-        support = fn.support
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
-        if not (support is constraints.real or support is constraints.real_vector):
-            raise ValueError(
-                f"A start for potential_fn= must have all reals as its support; a {type(fn).__name__} has "
-                f"{support}. Change variables, or write a NumPyro model, where this is done for you."
-            )
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}.")
-
-
-def _resolve_num_steps(num_steps: int | None, schedule: Any) -> int:
-    if num_steps is None:
-        return _DEFAULT_NUM_STEPS if callable(schedule) else len(schedule)
-    _check_count("num_steps", num_steps, 0)
-    return num_steps
-
-
-def _check_only_settings(settings: Any, *others: Any) -> None:
-    if not isinstance(settings, Settings):
-        raise TypeError(f"settings must come from `tune` or `make_settings`; got {settings!r}.")
-    if any(other is not None for other in others):
-        raise ValueError(
-            "settings= already has num_steps, step_size, damping, schedule and preconditioner; do not "
-            "give these beside it."
-        )
-
-
-def _check_key(rng_key: Any) -> jax.Array:
-    if rng_key is None:
-        return random.key(0)
-    if not is_prng_key(rng_key):
-        raise ValueError(
-            "The first argument must be one JAX random key, such as jax.random.key(0), or None; got "
-            f"{rng_key!r}. The model's arguments follow it. For several keys use jax.vmap."
-        )
-    return rng_key
+def _refuse(kwargs: dict, names: set[str], reason: str) -> None:
+    if given := sorted(names & kwargs.keys()):
+        raise ValueError(f"{given[0]}= has no meaning here: {reason}. Leave it out.")

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
 
+from numpyro.diagnostics import effective_sample_size
 from numpyro.infer.importance import _psis_khat
 
+from numpyro_dais.bennett import bennett
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings, is_concrete
 from numpyro_dais.target import make_target
@@ -37,11 +39,10 @@ _ESS_LIMIT = 5.0
         "settings",
         "problem",
         "acceptance",
-        "upper_bound",
-        "upper_bound_error",
+        "reverse_log_weights",
         "num_gradients",
     ],
-    meta_fields=["method"],
+    meta_fields=["method", "num_chains", "notes"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -60,8 +61,9 @@ class Evidence:
     :param method: the name of the estimator.
     :param num_gradients: gradient evaluations, those of the pilot run included.
     :param acceptance: acceptance rates; None for methods without Metropolis correction.
-    :param upper_bound: a stochastic upper bound; None unless reverse chains were run.
-    :param upper_bound_error: its standard error.
+    :param reverse_log_weights: those of reverse chains from posterior draws; None unless they were run.
+    :param num_chains: of how many Markov chains the posterior draws are; None if they are independent.
+    :param notes: what is to be said of the posterior draws.
     """
 
     log_weights: jax.Array
@@ -72,8 +74,9 @@ class Evidence:
     method: str
     num_gradients: int | jax.Array
     acceptance: jax.Array | None = None
-    upper_bound: jax.Array | None = None
-    upper_bound_error: jax.Array | None = None
+    reverse_log_weights: jax.Array | None = None
+    num_chains: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def num_particles(self) -> int:
@@ -84,8 +87,11 @@ class Evidence:
     def log_evidence(self) -> jax.Array:
         r"""
         The estimate :math:`\log \frac1S \sum_s w_s` of :math:`\log p(D)`. Its exponential is unbiased,
-        so it is itself a lower bound in expectation, tighter than :attr:`lower_bound`.
+        so it is itself a lower bound in expectation, tighter than :attr:`lower_bound`. With reverse
+        chains it is Bennett's acceptance ratio of both directions instead.
         """
+        if self.reverse_log_weights is not None:
+            return bennett(self.log_weights, self.reverse_log_weights).log_evidence
         return logsumexp(self.log_weights, axis=0) - np.log(self.num_particles)
 
     @property
@@ -94,6 +100,9 @@ class Evidence:
         The jackknife standard error of :attr:`log_evidence`; infinite when it cannot be known, as with
         one particle. A single dominant weight makes it large, where the delta method's stays below one.
         """
+        if self.reverse_log_weights is not None:
+            num_effective = self._num_effective_reverse
+            return bennett(self.log_weights, self.reverse_log_weights, num_effective).standard_error
         return _standard_error(self.log_weights, jnp)
 
     @property
@@ -117,6 +126,37 @@ class Evidence:
             jnp.where(is_finite, self.log_weights - self.lower_bound, 0.0), axis=0, ddof=1
         )
         return jnp.where(is_finite, spread / np.sqrt(self.num_particles), jnp.inf)
+
+    @property
+    def upper_bound(self) -> jax.Array | None:
+        r"""
+        The mean log weight of reverse chains, an upper bound of :math:`\log p(D)` in expectation if they
+        began at exact posterior draws; None without reverse chains.
+        """
+        if self.reverse_log_weights is None:
+            return None
+        smallest = jax.lax.stop_gradient(jnp.min(self.reverse_log_weights, axis=0))
+        return smallest + jnp.mean(self.reverse_log_weights - smallest, axis=0)
+
+    @property
+    def upper_bound_error(self) -> jax.Array | None:
+        """The standard error of :attr:`upper_bound`, with the effective number of posterior draws."""
+        if self.reverse_log_weights is None:
+            return None
+        # Measured from one of them, for the sake of float32.
+        spread = jnp.std(self.reverse_log_weights - self.reverse_log_weights[0], axis=0, ddof=1)
+        return spread / jnp.sqrt(self._num_effective_reverse)
+
+    @property
+    def _num_effective_reverse(self) -> Any:
+        """How many independent posterior draws the reverse weights are worth."""
+        assert self.reverse_log_weights is not None
+        num_draws = len(self.reverse_log_weights)
+        if self.num_chains is None:
+            return num_draws
+        chains = np.asarray(self.reverse_log_weights, np.float64)
+        chains = chains.reshape(self.num_chains, -1, *chains.shape[1:])
+        return np.clip(effective_sample_size(chains), 1.0, num_draws)
 
     @property
     def ess(self) -> jax.Array:
@@ -201,6 +241,7 @@ class Evidence:
             lines = [
                 f"{self.method}: log evidence {_with_error(self.log_evidence, self.standard_error)}",
                 f"  lower bound {_with_error(self.lower_bound, self.lower_bound_error)} (mean log weight)",
+                *self._describe_upper_bound(),
                 f"  {self._cost}; ESS {float(self.ess):.1f}, k-hat {_number(self.khat)}",
             ]
         return "\n".join(lines + [f"  Warning: {fault}" for fault in self.warnings])
@@ -211,6 +252,12 @@ class Evidence:
             f"{self.num_particles} particles, {self.settings.num_steps} steps, "
             f"{int(self.num_gradients)} gradients"
         )
+
+    def _describe_upper_bound(self) -> list[str]:
+        if self.upper_bound is None:
+            return []
+        kind = "exact draws" if self.num_chains is None else "approximate: draws by NUTS"
+        return [f"  upper bound {_with_error(self.upper_bound, self.upper_bound_error)} ({kind})"]
 
     def _describe_elements(self) -> list[str]:
         values, errors = np.asarray(self.log_evidence), np.asarray(self.standard_error)
@@ -238,7 +285,7 @@ class Evidence:
         # In NumPy: on a first call, compiling each of these few numbers would take a second.
         log_weights = np.asarray(self.log_weights)
         num_particles, ess = self.num_particles, np.min(_ess(log_weights, np))
-        faults = []
+        faults = list(self.notes)
         num_bad_starts = int(np.sum(~np.asarray(self.is_start_finite)))
         num_nonfinite = int(np.sum(~np.isfinite(log_weights)))
         if num_bad_starts:
@@ -252,7 +299,13 @@ class Evidence:
                 f"{num_nonfinite} of {log_weights.size} weights were not finite and count as zero, so the "
                 "estimate may be too low; try a smaller step size, or x64."
             )
-        if ess < min(_ESS_LIMIT, num_particles / 2):
+        if self.reverse_log_weights is not None:
+            if self._overlap < _ESS_LIMIT:
+                faults.append(
+                    f"Forward and reverse weights hardly overlap ({self._overlap:.1f} effective pairs): trust "
+                    "the bounds, not the estimate between them; use more steps or a fitted guide."
+                )
+        elif ess < min(_ESS_LIMIT, num_particles / 2):
             faults.append(
                 f"The effective sample size is {ess:.1f} of {num_particles} particles: the estimate is "
                 "likely too low and its error too small; use more steps or start from a fitted guide."
@@ -269,6 +322,12 @@ class Evidence:
                 f"against the error of {error:.2g}; enable x64 with numpyro.enable_x64()."
             )
         return faults
+
+    @property
+    def _overlap(self) -> float:
+        """How many particles, of both directions together, Bennett's ratio effectively compares."""
+        assert self.reverse_log_weights is not None
+        return float(jnp.min(bennett(self.log_weights, self.reverse_log_weights).overlap))
 
     def _require_concrete(self, name: str) -> None:
         if not is_concrete((self.log_weights, self.is_start_finite)):

@@ -4,6 +4,7 @@
 """What a model is made of, and clear errors for those whose evidence is not defined."""
 
 from typing import Any, NamedTuple
+import warnings
 
 import jax
 from jax import random
@@ -24,7 +25,16 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_dais.problem import Problem
 
-__all__ = ["ModelStructure", "check_site_names", "inspect_model", "is_imputed", "unmasked"]
+__all__ = [
+    "ModelStructure",
+    "base_of",
+    "check_data",
+    "check_site_names",
+    "inspect_model",
+    "is_imputed",
+    "trace_model",
+    "unmasked",
+]
 
 Trace = dict[str, dict[str, Any]]
 
@@ -52,9 +62,7 @@ def inspect_model(problem: Problem) -> ModelStructure:
 
     :param problem: a problem with a model.
     """
-    seeded = handlers.seed(problem.prepared_model, random.key(0))
-    model = handlers.substitute(seeded, substitute_fn=_value_if_improper)
-    trace = handlers.trace(model).get_trace(*problem.args, **problem.kwargs)
+    trace = trace_model(problem, random.key(0))
     _check_parameters(trace, problem)
     _check_plates(trace)
     samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
@@ -91,6 +99,19 @@ def inspect_model(problem: Problem) -> ModelStructure:
         )
     dims = [frame.dim for site in samples.values() for frame in site["cond_indep_stack"]]
     return ModelStructure(prototype, plate_axes, frozenset(discrete), min(dims, default=0) - 1)
+
+
+def trace_model(problem: Problem, rng_key: jax.Array) -> Trace:
+    """
+    Returns the sites of one seeded run of the problem's model.
+
+    :param problem: a problem with a model.
+    :param rng_key: a JAX random key.
+    """
+    seeded = handlers.seed(problem.prepared_model, rng_key)
+    model = handlers.substitute(seeded, substitute_fn=_value_if_improper)
+    trace: Trace = handlers.trace(model).get_trace(*problem.args, **problem.kwargs)
+    return trace
 
 
 def check_site_names(what: str, given: set[str], expected: set[str]) -> None:
@@ -130,7 +151,8 @@ def unmasked(fn: dist.Distribution) -> dist.Distribution:
     return fn
 
 
-def _base_of(fn: dist.Distribution) -> dist.Distribution:
+def base_of(fn: dist.Distribution) -> dist.Distribution:
+    """Returns a distribution without masks, expansions and reinterpreted dimensions."""
     while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
@@ -138,9 +160,7 @@ def _base_of(fn: dist.Distribution) -> dist.Distribution:
 
 def _value_if_improper(site: dict[str, Any]) -> jax.Array | None:
     """A value for a site that cannot be drawn, so that the run reaches its end."""
-    is_improper = site["type"] == "sample" and isinstance(
-        _base_of(site["fn"]), dist.ImproperUniform
-    )
+    is_improper = site["type"] == "sample" and isinstance(base_of(site["fn"]), dist.ImproperUniform)
     return init_to_uniform(site) if is_improper else None
 
 
@@ -169,13 +189,13 @@ def _check_plates(trace: Trace) -> None:
 
 def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> None:
     name, fn = site["name"], site["fn"]
-    if isinstance(_base_of(fn), dist.ImproperUniform) and is_start_prior:
+    if isinstance(base_of(fn), dist.ImproperUniform) and is_start_prior:
         raise ValueError(
             f"Latent site {name!r} has an improper prior, under which the evidence is undefined. Give "
             "it a proper prior, or a proper start (guide= or start=) if an unnormalised integral is "
             "what you want."
         )
-    if isinstance(_base_of(fn), dist.Delta):
+    if isinstance(base_of(fn), dist.Delta):
         raise ValueError(
             f"Latent site {name!r} has a Delta distribution; record a fixed value with "
             "`numpyro.deterministic` instead."
@@ -207,7 +227,7 @@ def _check_enumerable(site: dict[str, Any]) -> None:
     name, fn = site["name"], site["fn"]
     if not fn.has_enumerate_support:
         raise ValueError(
-            f"Latent site {name!r} is discrete ({type(_base_of(fn)).__name__}) and cannot be enumerated. "
+            f"Latent site {name!r} is discrete ({type(base_of(fn)).__name__}) and cannot be enumerated. "
             "Sum it out by hand, or use a distribution with a finite support."
         )
     if site["infer"].get("enumerate") != "parallel":
@@ -215,6 +235,31 @@ def _check_enumerable(site: dict[str, Any]) -> None:
             f"Latent site {name!r} is discrete. To have it summed out, mark it with "
             "infer={'enumerate': 'parallel'} (this needs funsor)."
         )
+
+
+def check_data(problem: Problem) -> None:
+    """
+    Raises an error that names the observed site whose data make its density NaN, if there is one.
+
+    :param problem: a problem with a model and concrete arguments, run here as it is: sees data that the
+        model makes itself, too.
+    """
+    for name, site in trace_model(problem, random.key(0)).items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        is_missing = np.isnan(np.asarray(site["value"], np.float64))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NaN is out of every support: the error says more
+            log_prob = np.asarray(site["fn"].log_prob(site["value"]))
+        if np.any(is_missing) and not np.all(np.isfinite(log_prob)):
+            _raise_missing(name, int(np.sum(is_missing)))
+
+
+def _raise_missing(name: str, num_missing: int) -> None:
+    raise ValueError(
+        f"Observed site {name!r} has {num_missing} NaN among its data. Drop these entries or "
+        "impute them: numpyro.sample(..., obs_mask=...)."
+    )
 
 
 def _check_observed(site: dict[str, Any]) -> None:
@@ -225,10 +270,7 @@ def _check_observed(site: dict[str, Any]) -> None:
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_masked(site["fn"]):
         return
     if num_missing := int(np.sum(np.isnan(value))):
-        raise ValueError(
-            f"Observed site {site['name']!r} has {num_missing} NaN among its data. Drop these entries or "
-            "impute them: numpyro.sample(..., obs_mask=...)."
-        )
+        _raise_missing(site["name"], num_missing)
 
 
 def _plate_axes(plate: str, trace: Trace, prototype: dict[str, jax.Array]) -> dict[str, int]:

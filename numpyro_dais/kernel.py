@@ -2,41 +2,87 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-One transition: a leapfrog step with a whitened momentum, then partial momentum refreshment.
+One transition: leapfrog steps with a whitened momentum, and partial momentum refreshment.
 
 The momentum :math:`v` is standard normal whatever the mass matrix; a preconditioner
 :math:`L` with :math:`M^{-1} = L L^\top` carries the mass instead, and may change from step to step.
 Positions and momenta have shape ``[..., num_dims]``; leading axes are independent elements of a plate.
+
+A transition is uncorrected (DAIS) or Metropolis-corrected (HAIS, AIS), and runs forward or in reverse.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
-__all__ = ["ChainState", "Step", "apply", "apply_transpose", "dais_step", "leapfrog", "refresh"]
+from numpyro_dais.path import LogDensities, LogDensitiesFn, tempered_gradient
+
+__all__ = [
+    "UNCORRECTED",
+    "ChainState",
+    "Noise",
+    "Step",
+    "Transition",
+    "apply",
+    "apply_transpose",
+    "forward_step",
+    "leapfrog",
+    "refresh",
+    "reverse_step",
+]
 
 GradientFn: TypeAlias = Callable[[jax.Array], jax.Array]
+
+
+class Transition(NamedTuple):
+    """
+    The kind of a transition; static.
+
+    :param is_corrected: whether a Metropolis decision follows the leapfrog steps.
+    :param num_leapfrog: the number of leapfrog steps, one gradient each.
+    """
+
+    is_corrected: bool = False
+    num_leapfrog: int = 1
+
+
+UNCORRECTED = Transition()
 
 
 class Step(NamedTuple):
     """Settings of one transition, or, stacked along a leading axis, of a chain."""
 
     beta: jax.Array
-    step_size: jax.Array
+    previous_beta: jax.Array
+    step_size: jax.Array  # a number, or one per element of a plate
     damping: jax.Array
     preconditioner: (
         jax.Array | None
     )  # None, diagonal [num_dims] or lower triangular [num_dims, num_dims]
 
 
+class Noise(NamedTuple):
+    """The randomness of one transition: standard normals, and logarithms of uniforms if corrected."""
+
+    normal: jax.Array
+    log_uniform: jax.Array | None
+
+
 class ChainState(NamedTuple):
-    """What the next transition needs, and the kinetic part of the log weight so far."""
+    """
+    What the next transition needs, and the log weight so far.
+
+    :param log_weight: of an uncorrected chain, its kinetic part.
+    :param densities: both log densities at the position; kept by corrected chains only.
+    """
 
     position: jax.Array
     momentum: jax.Array
     log_weight: jax.Array
+    densities: LogDensities | None
 
 
 def apply(preconditioner: jax.Array | None, vector: jax.Array) -> jax.Array:
@@ -78,9 +124,10 @@ def leapfrog(
     :param step_size: :math:`\eta`.
     :param preconditioner: :math:`L`; see :class:`Step`.
     """
-    middle = position + 0.5 * step_size * apply(preconditioner, momentum)
-    momentum = momentum + step_size * apply_transpose(preconditioner, gradient_fn(middle))
-    return middle + 0.5 * step_size * apply(preconditioner, momentum), momentum
+    eta = jnp.asarray(step_size)[..., None]
+    middle = position + 0.5 * eta * apply(preconditioner, momentum)
+    momentum = momentum + eta * apply_transpose(preconditioner, gradient_fn(middle))
+    return middle + 0.5 * eta * apply(preconditioner, momentum), momentum
 
 
 def refresh(noise: jax.Array, momentum: jax.Array, damping: jax.Array) -> jax.Array:
@@ -94,22 +141,108 @@ def refresh(noise: jax.Array, momentum: jax.Array, damping: jax.Array) -> jax.Ar
     return damping * momentum + jnp.sqrt(1 - damping**2) * noise
 
 
-def dais_step(
-    noise: jax.Array, state: ChainState, step: Step, gradient_fn: GradientFn
-) -> ChainState:
+def forward_step(
+    noise: Noise,
+    state: ChainState,
+    step: Step,
+    log_densities_fn: LogDensitiesFn,
+    transition: Transition,
+) -> tuple[ChainState, jax.Array | None]:
     r"""
-    Returns the state after one transition of Algorithm 1 of the paper: leapfrog, the change
-    :math:`\log N(\hat v) - \log N(v)` added to the log weight, refreshment.
+    Returns the state after one transition, and its acceptance probability if it is corrected.
 
-    :param noise: standard normal, for the refreshment.
+    Uncorrected, this is a step of Algorithm 1 of the paper: leapfrog, the change
+    :math:`\log N(\hat v) - \log N(v)` added to the log weight, refreshment. Corrected, the log weight
+    gains :math:`\log f_k(u) - \log f_{k-1}(u)` *before* the position moves.
+
+    :param noise: the randomness of the transition.
     :param state: the state before.
     :param step: settings of this step.
-    :param gradient_fn: the gradient of the tempered log density at ``step.beta``.
+    :param log_densities_fn: both ends of the path.
+    :param transition: the kind of transition.
     """
-    position, momentum = leapfrog(
-        gradient_fn, state.position, state.momentum, step.step_size, step.preconditioner
-    )
+    if transition.is_corrected:
+        state = _anneal(state, step)
+        state, acceptance = _corrected_move(noise, state, step, log_densities_fn, transition)
+    else:
+        moved = _move(state, step, log_densities_fn, transition)
+        log_weight = state.log_weight + _kinetic_change(state.momentum, moved.momentum)
+        state, acceptance = moved._replace(log_weight=log_weight), None
+    momentum = refresh(noise.normal, state.momentum, step.damping)
+    return state._replace(momentum=momentum), acceptance
+
+
+def reverse_step(
+    noise: Noise,
+    state: ChainState,
+    step: Step,
+    log_densities_fn: LogDensitiesFn,
+    transition: Transition,
+) -> tuple[ChainState, jax.Array | None]:
+    """
+    Returns the state after the reverse of a transition: refresh, negate, move, negate; the log weight
+    gains what it would have gained forward. The parameters are those of :func:`forward_step`.
+    """
+    refreshed = refresh(noise.normal, state.momentum, step.damping)
+    state = state._replace(momentum=-refreshed)
+    if transition.is_corrected:
+        state, acceptance = _corrected_move(noise, state, step, log_densities_fn, transition)
+        return _anneal(state._replace(momentum=-state.momentum), step), acceptance
+    moved = _move(state, step, log_densities_fn, transition)
+    log_weight = state.log_weight + _kinetic_change(moved.momentum, refreshed)
+    return moved._replace(momentum=-moved.momentum, log_weight=log_weight), None
+
+
+def _anneal(state: ChainState, step: Step) -> ChainState:
+    assert state.densities is not None
+    increment = (step.beta - step.previous_beta) * state.densities.log_ratio
+    return state._replace(log_weight=state.log_weight + increment)
+
+
+def _move(
+    state: ChainState, step: Step, log_densities_fn: LogDensitiesFn, transition: Transition
+) -> ChainState:
+    gradient_fn = tempered_gradient(log_densities_fn, step.beta)
+
+    def body(_: jax.Array, point: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return leapfrog(gradient_fn, *point, step.step_size, step.preconditioner)
+
+    point = state.position, state.momentum
+    if transition.num_leapfrog == 1:
+        point = body(jnp.asarray(0), point)
+    else:
+        point = lax.fori_loop(0, transition.num_leapfrog, body, point)
+    return state._replace(position=point[0], momentum=point[1])
+
+
+def _corrected_move(
+    noise: Noise,
+    state: ChainState,
+    step: Step,
+    log_densities_fn: LogDensitiesFn,
+    transition: Transition,
+) -> tuple[ChainState, jax.Array]:
+    """The move if it is accepted, else the same position with the momentum negated."""
+    assert state.densities is not None
+    assert noise.log_uniform is not None
+    moved = _move(state, step, log_densities_fn, transition)
+    moved = moved._replace(densities=log_densities_fn(moved.position))
+    change = jax.tree.map(jnp.subtract, moved.densities, state.densities)
+    log_ratio = change.log_start + step.beta * change.log_ratio
+    log_ratio = log_ratio + _kinetic_change(state.momentum, moved.momentum)
+    log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
+    is_accepted = noise.log_uniform < log_ratio
+    stay = state._replace(momentum=-state.momentum)
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(
+            is_accepted.reshape(is_accepted.shape + (1,) * (new.ndim - is_accepted.ndim)), new, old
+        )
+
+    return jax.tree.map(choose, moved, stay), jnp.exp(jnp.minimum(log_ratio, 0.0))
+
+
+def _kinetic_change(before: jax.Array, after: jax.Array) -> jax.Array:
+    """The log density of one momentum minus that of another."""
     # (v - v')(v + v') rather than v^2 - v'^2: no cancellation when the kick is small.
-    kinetic = jnp.sum((state.momentum - momentum) * (state.momentum + momentum), -1) / 2
-    log_weight = state.log_weight + kinetic
-    return ChainState(position, refresh(noise, momentum, step.damping), log_weight)
+    return jnp.sum((before - after) * (before + after), -1) / 2

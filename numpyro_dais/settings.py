@@ -22,7 +22,7 @@ class Settings(NamedTuple):
     Settings of a chain of K steps.
 
     :param betas: inverse temperatures, ``[K]``.
-    :param step_size: one per step, ``[K]``.
+    :param step_size: one per step, ``[K]``, or per step and element of a plate.
     :param damping: one per step, ``[K]``.
     :param preconditioner: None; constant, ``[num_dims]`` or ``[num_dims, num_dims]`` (lower
         triangular); or per step, with a leading axis of length K.
@@ -49,7 +49,8 @@ class Settings(NamedTuple):
         preconditioner = self.preconditioner
         if preconditioner is not None:
             preconditioner = _by_step(preconditioner, self.num_steps, num_dims)
-        return Step(self.betas, self.step_size, self.damping, preconditioner)
+        previous = jnp.append(0.0, self.betas[:-1])[: self.num_steps]
+        return Step(self.betas, previous, self.step_size, self.damping, preconditioner)
 
 
 def is_concrete(tree: Any) -> bool:
@@ -72,7 +73,9 @@ def make_settings(
     if is_concrete(betas):
         betas = validate_betas(betas)
     num_steps = len(betas)
-    step_size = _one_per_step("step_size", step_size, num_steps)
+    step_size = jnp.asarray(step_size, float)
+    if step_size.ndim < 2:  # else for each element of a plate its own, as a pilot run finds them
+        step_size = _one_per_step("step_size", step_size, num_steps)
     damping = _one_per_step("damping", damping, num_steps)
     if is_concrete(step_size):
         _check_values("step_size", "positive", step_size, np.asarray(step_size) > 0)

@@ -30,11 +30,13 @@ class Target(NamedTuple):
         (``[plate_size, num_dims]`` with a plate).
     :param log_densities_fn: both ends of the path at a position.
     :param constrain_fn: the values of the model's sites at a position.
+    :param ravel_fn: the position of unconstrained values by site.
     """
 
     sample_fn: Callable[[jax.Array], jax.Array]
     log_densities_fn: LogDensitiesFn
     constrain_fn: Callable[[jax.Array], Any]
+    ravel_fn: Callable[[Any], jax.Array]
 
 
 def make_target(problem: Problem) -> Target:
@@ -66,6 +68,7 @@ def make_target(problem: Problem) -> Target:
         sample_fn=lambda rng_key: density.layout.ravel(start.sample_fn(rng_key)),
         log_densities_fn=log_densities_fn,
         constrain_fn=lambda position: density.constrain(density.layout.unravel(position)),
+        ravel_fn=density.layout.ravel,
     )
 
 
@@ -100,6 +103,7 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
         sample_fn=base.sample,
         log_densities_fn=log_densities_fn,
         constrain_fn=lambda noise: density.constrain(to_sites(noise)[0]),
+        ravel_fn=density.layout.ravel,
     )
 
 
@@ -129,4 +133,9 @@ def _potential_target(problem: Problem) -> Target:
         log_q0 = log_start(values)
         return LogDensities(log_q0, -potential_fn(values) - log_q0)
 
-    return Target(lambda rng_key: layout.ravel(sample(rng_key)), log_densities_fn, layout.unravel)
+    return Target(
+        sample_fn=lambda rng_key: layout.ravel(sample(rng_key)),
+        log_densities_fn=log_densities_fn,
+        constrain_fn=layout.unravel,
+        ravel_fn=layout.ravel,
+    )

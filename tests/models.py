@@ -38,3 +38,23 @@ def normal_means(y):
         x = numpyro.sample("x", dist.Normal(1.0, 1.5))
         numpyro.deterministic("twice", 2 * x)
         numpyro.sample("y", dist.Normal(x, 0.5), obs=y)
+
+
+COUNTS = jnp.array([2.0, 0.0, 1.0])
+GAMMA = (3.0, 2.0)
+
+
+def gamma_poisson(counts=COUNTS):
+    """A skewed posterior: rate ~ Gamma(3 + sum(counts), 2 + n)."""
+    rate = numpyro.sample("rate", dist.Gamma(*GAMMA))
+    numpyro.sample("y", dist.Poisson(rate).expand(counts.shape).to_event(1), obs=counts)
+
+
+def gamma_poisson_log_evidence(counts=COUNTS):
+    shape, rate = GAMMA
+    total, n = float(counts.sum()), len(counts)
+    log_factorials = sum(gammaln(float(count) + 1) for count in counts)
+    prior = shape * jnp.log(rate) - gammaln(shape)
+    return float(
+        prior + gammaln(shape + total) - (shape + total) * jnp.log(rate + n) - log_factorials
+    )

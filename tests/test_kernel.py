@@ -9,13 +9,17 @@ import pytest
 
 from numpyro_dais.kernel import (
     ChainState,
+    Noise,
     Step,
+    Transition,
     apply,
     apply_transpose,
-    dais_step,
+    forward_step,
     leapfrog,
     refresh,
+    reverse_step,
 )
+from numpyro_dais.path import LogDensities
 from numpyro_dais.settings import make_settings
 
 LOWER = np.array([[1.0, 0.0, 0.0], [0.4, 0.7, 0.0], [-0.2, 0.1, 1.3]])
@@ -103,14 +107,65 @@ def test_refreshment_leaves_the_standard_normal_invariant(damping):
     assert abs(correlation - damping) < 5 / np.sqrt(200_000)
 
 
-def test_weight_is_the_change_of_the_momentum_density(point):
-    step = Step(jnp.array(0.5), jnp.array(0.3), jnp.array(0.9), None)
-    state = ChainState(*point, jnp.array(2.0))
-    after = dais_step(jnp.zeros(3), state, step, gradient_fn)
-    _, momentum = leapfrog(gradient_fn, *point, 0.3, None)
+def log_densities_fn(position):
+    return LogDensities(-0.5 * jnp.sum(position**2), log_density(position) + 0.5 * position[0])
+
+
+def make_step(beta=0.6, previous_beta=0.4, step_size=0.3, damping=0.9):
+    return Step(*map(jnp.asarray, (beta, previous_beta, step_size, damping)), None)
+
+
+def tempered(position, beta):
+    log_start, log_ratio = log_densities_fn(position)
+    return log_start + beta * log_ratio
+
+
+def test_uncorrected_weight_is_the_change_of_the_momentum_density(point):
+    state = ChainState(*point, jnp.array(2.0), None)
+    noise = Noise(jnp.zeros(3), None)
+    after, acceptance = forward_step(noise, state, make_step(), log_densities_fn, Transition())
+    gradient = jax.grad(lambda u: tempered(u, 0.6))
+    _, momentum = leapfrog(gradient, *point, 0.3, None)
     expected = 2.0 - jnp.sum(momentum**2) / 2 + jnp.sum(point[1] ** 2) / 2
     assert float(after.log_weight) == pytest.approx(float(expected), abs=1e-13)
     np.testing.assert_allclose(after.momentum, 0.9 * momentum)
+    assert acceptance is None
+
+
+@pytest.mark.parametrize("is_accepted", [True, False], ids=["accepted", "rejected"])
+@pytest.mark.parametrize("num_leapfrog", [1, 3])
+def test_corrected_step_by_hand(point, is_accepted, num_leapfrog):
+    transition = Transition(is_corrected=True, num_leapfrog=num_leapfrog)
+    state = ChainState(*point, jnp.array(2.0), log_densities_fn(point[0]))
+    noise = Noise(jnp.zeros(3), jnp.array(-50.0 if is_accepted else 50.0))
+    after, acceptance = forward_step(noise, state, make_step(), log_densities_fn, transition)
+    position, momentum = point
+    for _ in range(num_leapfrog):
+        gradient = jax.grad(lambda u: tempered(u, 0.6))
+        position, momentum = leapfrog(gradient, position, momentum, 0.3, None)
+    energy = lambda u, v: tempered(u, 0.6) - jnp.sum(v**2) / 2  # noqa: E731
+    ratio = jnp.exp(energy(position, momentum) - energy(*point))
+    assert float(acceptance) == pytest.approx(float(jnp.minimum(ratio, 1)), rel=1e-10)
+    # The weight is taken before the move, so it does not see it.
+    gained = tempered(point[0], 0.6) - tempered(point[0], 0.4)
+    assert float(after.log_weight) == pytest.approx(float(2.0 + gained), abs=1e-12)
+    expected = (position, momentum) if is_accepted else (point[0], -point[1])
+    np.testing.assert_allclose(after.position, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(after.momentum, 0.9 * expected[1], rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.tree.leaves(after.densities), jax.tree.leaves(log_densities_fn(after.position))
+    )
+
+
+def test_reverse_undoes_an_uncorrected_step(point):
+    """Without refreshment, back to the same place with the same weight, gained a second time."""
+    step, noise = make_step(damping=1.0), Noise(jnp.zeros(3), None)
+    state = ChainState(*point, jnp.array(0.0), None)
+    there, _ = forward_step(noise, state, step, log_densities_fn, Transition())
+    back, _ = reverse_step(noise, there, step, log_densities_fn, Transition())
+    np.testing.assert_allclose(back.position, point[0], atol=1e-14)
+    np.testing.assert_allclose(back.momentum, point[1], atol=1e-14)
+    assert float(back.log_weight) == pytest.approx(2 * float(there.log_weight), abs=1e-13)
 
 
 SHAPES = {

@@ -1,0 +1,410 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What all estimators share: what they integrate, their settings, and runs of their chains."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+import math
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro.distributions import Distribution
+from numpyro.util import find_stack_level
+
+from numpyro_dais.bidirectional import Certificate, certificate, posterior_draws
+from numpyro_dais.chain import MEMORY_MODES, ChainResult, Memory, run_chain, run_reverse_chain
+from numpyro_dais.evidence import Evidence
+from numpyro_dais.inspection import check_data
+from numpyro_dais.kernel import UNCORRECTED, Transition
+from numpyro_dais.problem import Problem
+from numpyro_dais.progress import ProgressBar
+from numpyro_dais.schedule import Schedule, linear
+from numpyro_dais.settings import Settings, is_concrete, make_settings
+from numpyro_dais.start import check_guide
+from numpyro_dais.target import Target, make_target
+from numpyro_dais.tuning import (
+    DEFAULT_DAMPING,
+    NUM_PILOT_PARTICLES,
+    stable_settings,
+    start_spread,
+)
+from numpyro_dais.validation import (
+    check_count,
+    check_key,
+    check_only_settings,
+    check_what,
+    resolve_num_steps,
+)
+
+__all__ = ["Estimator", "Run", "finite_or_zero"]
+
+_NUM_SPREAD_DRAWS = 256
+
+
+class Run(NamedTuple):
+    """
+    Particles at the end of their chains, ``[num_particles, ...]`` each.
+
+    :param acceptance: mean acceptance of each step, ``[num_steps, ...]``, if chains are corrected.
+    :param step_size: the step sizes used.
+    """
+
+    log_weights: jax.Array
+    positions: jax.Array
+    is_start_finite: jax.Array
+    acceptance: jax.Array | None
+    step_size: jax.Array
+
+
+class Estimator:
+    """
+    The part of an estimator that does not depend on its kernel. The parameters are described in
+    :class:`~numpyro_dais.estimators.DAIS`.
+    """
+
+    transition: Transition = UNCORRECTED
+    min_steps = 0
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        num_steps: int | None = None,
+        num_particles: int = 128,
+        step_size: Any = None,
+        damping: Any = None,
+        schedule: Schedule | Any = None,
+        preconditioner: Any = None,
+        settings: Settings | None = None,
+        start: str | Distribution | dict[str, Distribution] = "prior",
+        guide: Callable | None = None,
+        guide_params: dict | None = None,
+        params: dict | None = None,
+        plate: str | None = None,
+        memory: Memory = "checkpoint",
+        chunk_size: int | None = None,
+        progress_bar: bool = False,
+    ) -> None:
+        check_what(model, potential_fn, start, guide, plate)
+        check_guide(guide, guide_params)
+        check_count("num_particles", num_particles, 1)
+        if chunk_size is not None:
+            check_count("chunk_size", chunk_size, 1)
+        if memory not in MEMORY_MODES:
+            raise ValueError(f"memory must be one of {list(MEMORY_MODES)}; got {memory!r}.")
+        self.model = model
+        self.potential_fn = potential_fn
+        self.num_particles = num_particles
+        self.start = start
+        self.guide = guide
+        self.guide_params = guide_params
+        self.params = params
+        self.plate = plate
+        self.memory: Memory = memory
+        self.chunk_size = chunk_size
+        self.step_size = step_size
+        self.damping = DEFAULT_DAMPING if damping is None else damping
+        self.schedule = linear if schedule is None else schedule
+        self.preconditioner = preconditioner
+        if settings is None:
+            self.num_steps = resolve_num_steps(num_steps, self.schedule)
+            # A stand-in step size has the other settings checked here, not in the run.
+            checked = self._settings(1.0 if step_size is None else step_size)
+            self.settings = None if step_size is None else checked
+        else:
+            check_only_settings(settings, num_steps, step_size, damping, schedule, preconditioner)
+            self.num_steps = settings.num_steps
+            self.settings = settings
+        check_count("num_steps", self.num_steps, self.min_steps)
+        self._progress_bar = ProgressBar(type(self).__name__) if progress_bar else None
+        self._jitted_run = jax.jit(self._run, static_argnames="num_particles")
+        self._jitted_reverse_run = jax.jit(self._reverse_run)
+        self._jitted_draws = jax.jit(_start_draws)
+        self._checked: set = set()
+
+    def log_evidence(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Evidence:
+        """
+        Returns the :class:`~numpyro_dais.evidence.Evidence` of the model at its arguments.
+
+        With a step size (or ``settings``) given, this may be traced: :func:`jax.jit`,
+        :func:`jax.vmap` and :func:`jax.grad` with respect to the arguments go straight through.
+        Without, :meth:`tune` runs first, on part of the key; the reported run is independent of it.
+
+        :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
+        :param args: arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        problem = self._problem(args, kwargs)
+        evidence = self._estimate(check_key(rng_key), problem)
+        _warn(evidence)
+        return evidence
+
+    def sandwich(
+        self,
+        rng_key: jax.Array | None = None,
+        *args: Any,
+        posterior_samples: dict | jax.Array | None = None,
+        **kwargs: Any,
+    ) -> Evidence:
+        r"""
+        Returns the evidence between two bounds, from chains in both directions.
+
+        Beside forward chains from the start, reverse chains run from posterior draws back to it. Their mean
+        log weight is an upper bound of :math:`\log p(D)` in expectation, and Bennett's acceptance ratio
+        of both, the estimate, is more precise than forward chains alone. Without steps this is bridge
+        sampling (for DAIS).
+
+        :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
+        :param args: arguments of the model.
+        :param posterior_samples: exact and independent posterior draws: values of each latent site (of the
+            argument of ``potential_fn``), along a leading axis. Left out, NUTS draws as many as there are
+            particles; the upper bound is then approximate, and its error that of correlated draws.
+        :param kwargs: keyword arguments of the model.
+        """
+        problem = self._problem(args, kwargs)
+        forward_key, reverse_key, draws_key = random.split(check_key(rng_key), 3)
+        evidence = self._estimate(forward_key, problem)
+        draws = posterior_draws(draws_key, problem, posterior_samples, self.num_particles)
+        run = self._jitted_reverse_run(reverse_key, problem, evidence.settings, draws.positions)
+        num_gradients = len(run.log_weights) * self._num_gradients_per_particle
+        evidence = replace(
+            evidence,
+            reverse_log_weights=run.log_weights,
+            num_chains=draws.num_chains,
+            notes=draws.notes,
+            num_gradients=evidence.num_gradients + num_gradients + draws.num_gradients,
+        )
+        _warn(evidence)
+        return evidence
+
+    def certify(
+        self, rng_key: jax.Array | None = None, *args: Any, num_datasets: int = 20, **kwargs: Any
+    ) -> Certificate:
+        """
+        Returns bounds on data that the model itself has drawn (bidirectional Monte Carlo, Grosse et al.
+        2015): latents and data are simulated together, so the latents are an exact posterior draw, one per
+        data set. The gap of the bounds says how good these settings are on data of this shape.
+
+        :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
+        :param args: arguments of the model; the values of its observed sites only give their shape.
+        :param num_datasets: the number of simulated data sets, over which the errors are.
+        :param kwargs: keyword arguments of the model.
+        """
+        check_count("num_datasets", num_datasets, 2)
+        problem = self._problem(args, kwargs)
+        rng_key = check_key(rng_key)
+        self._check(problem)
+        tune_key, simulation_key = random.split(rng_key)
+        settings = self.settings if self.settings is not None else self._tune(tune_key, problem)
+        return certificate(simulation_key, self, problem, settings, num_datasets)
+
+    def _estimate(self, rng_key: jax.Array, problem: Problem) -> Evidence:
+        pilot_key, run_key = random.split(rng_key)
+        settings = self.settings
+        if is_concrete((problem, run_key, settings)):
+            self._check(problem)
+        elif settings is None:
+            raise ValueError(
+                "log_evidence needs complete settings under jit, vmap or grad, since a step size is "
+                f"found on the host. Pass step_size=, or settings={type(self).__name__}(...).tune(rng_key, "
+                "*args) from a call of `tune` on concrete arguments."
+            )
+        if settings is None:
+            settings = self._tune(pilot_key, problem)
+        run = self._jitted_run(run_key, problem, settings, num_particles=self.num_particles)
+        has_model = self.model is not None and is_concrete((run, problem))
+        if has_model and not np.any(np.isfinite(run.log_weights)):
+            check_data(problem)
+        return Evidence(
+            log_weights=run.log_weights,
+            positions=run.positions,
+            is_start_finite=run.is_start_finite,
+            settings=settings._replace(step_size=run.step_size),
+            problem=problem,
+            method=type(self).__name__,
+            num_gradients=self._num_gradients_per_particle * self.num_particles
+            + settings.num_gradients,
+            acceptance=run.acceptance,
+        )
+
+    @property
+    def _num_gradients_per_particle(self) -> int:
+        return self.num_steps * self.transition.num_leapfrog
+
+    def tune(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Settings:
+        """
+        Returns complete settings: those given to the constructor, and for a step size left out one
+        that is stable in short trials, in units of the start's spread (which then is the
+        preconditioner, unless one was given). Runs on the host, around compiled pieces.
+
+        :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
+        :param args: arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        if self.settings is not None:
+            return self.settings
+        problem = self._problem(args, kwargs)
+        rng_key = check_key(rng_key)
+        if not is_concrete((problem, rng_key)):
+            raise ValueError(
+                "tune runs on the host and needs concrete arguments; call it outside jit."
+            )
+        self._check(problem)
+        return self._tune(random.split(rng_key)[0], problem)
+
+    def _tune(self, rng_key: jax.Array, problem: Problem) -> Settings:
+        if self.num_steps == 0:
+            return self._settings(1.0)
+        spread = self.preconditioner
+        if spread is None:
+            spread = start_spread(self._jitted_draws(rng_key, problem))
+
+        def trial_fn(key: jax.Array, settings: Settings) -> float:
+            run = self._jitted_run(key, problem, settings, num_particles=NUM_PILOT_PARTICLES)
+            return float(np.mean(run.log_weights))
+
+        make_betas = self.schedule
+        if not callable(make_betas):
+            make_betas = partial(_interpolate, np.asarray(make_betas, np.float64))
+        damping = float(np.mean(np.asarray(self.damping)))
+        tuned = stable_settings(rng_key, trial_fn, make_betas, damping, spread, self.num_steps)
+        return make_settings(
+            tuned.betas if callable(self.schedule) else self.schedule,
+            tuned.step_size,
+            self.damping,
+            spread,
+            tuned.num_gradients,
+        )
+
+    def _settings(self, step_size: Any) -> Settings:
+        betas = self.schedule(self.num_steps) if callable(self.schedule) else self.schedule
+        if len(betas) != self.num_steps:
+            raise ValueError(
+                f"The schedule must have one beta per step; got {len(betas)} betas for {self.num_steps} "
+                "steps. Leave num_steps out to take its length from the schedule."
+            )
+        return make_settings(betas, step_size, self.damping, self.preconditioner)
+
+    def _problem(self, args: tuple, kwargs: dict) -> Problem:
+        return Problem(
+            self.model,
+            potential_fn=self.potential_fn,
+            start=self.start,
+            guide=self.guide,
+            guide_params=self.guide_params,
+            params=self.params,
+            plate=self.plate,
+            args=args,
+            kwargs=kwargs,
+        )
+
+    def _check(self, problem: Problem) -> None:
+        """Raises the errors of a bad problem before it is compiled; once for each shape of arguments."""
+        leaves, treedef = jax.tree.flatten(problem)
+        signature = treedef, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        has_nan = any(np.any(np.isnan(np.asarray(leaf))) for leaf in leaves if _is_floating(leaf))
+        if signature in self._checked and not has_nan:
+            return
+        try:
+            # Abstractly, which compiles nothing, yet around the data as they are.
+            jax.eval_shape(lambda: _log_densities_at_draw(problem))
+        except jax.errors.ConcretizationTypeError as error:
+            raise ValueError(
+                "The model's Python control flow depends on the value of a latent site or of an array "
+                "argument, which JAX cannot trace. Use `jnp.where`, `lax.cond` or "
+                "`numpyro.contrib.control_flow.cond`; pass sizes as Python ints."
+            ) from error
+        self._checked.add(signature)
+
+    def _run(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
+    ) -> Run:
+        """Independent particles from the start."""
+        target = make_target(problem)
+        num_chunks = 1 if self.chunk_size is None else math.ceil(num_particles / self.chunk_size)
+        on_step = None
+        if self._progress_bar is not None and num_particles == self.num_particles:
+            on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
+
+        def particle(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+            start_key, chain_key = random.split(key)
+            start = target.sample_fn(start_key)
+            is_finite = jnp.isfinite(start)
+            end = run_chain(
+                chain_key,
+                jnp.where(is_finite, start, 0.0),
+                target.log_densities_fn,
+                settings.steps(start.shape[-1]),
+                self.memory,
+                self.transition,
+                on_step,
+            )
+            log_weight = jnp.where(jnp.all(is_finite, -1), end.log_weight, -jnp.inf)
+            return finite_or_zero(log_weight), end.position, jnp.all(is_finite), end.acceptance
+
+        keys = random.split(rng_key, num_particles)
+        if num_chunks == 1:
+            log_weights, positions, is_finite, acceptance = jax.vmap(particle)(keys)
+        else:
+            log_weights, positions, is_finite, acceptance = lax.map(
+                particle, keys, batch_size=self.chunk_size
+            )
+        acceptance = None if acceptance is None else jnp.mean(acceptance, axis=0)
+        return Run(log_weights, positions, is_finite, acceptance, settings.step_size)
+
+    def _reverse_run(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, positions: jax.Array
+    ) -> Run:
+        """Independent particles from draws of the posterior back to the start."""
+        target = make_target(problem)
+
+        def particle(key: jax.Array, position: jax.Array) -> ChainResult:
+            steps = settings.steps(position.shape[-1])
+            return run_reverse_chain(
+                key, position, target.log_densities_fn, steps, self.memory, self.transition
+            )
+
+        end = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
+        # A reverse weight that is not finite counts as infinite: the bound stays a bound.
+        log_weights = jnp.where(jnp.isfinite(end.log_weight), end.log_weight, jnp.inf)
+        acceptance = None if end.acceptance is None else jnp.mean(end.acceptance, axis=0)
+        is_finite = jnp.ones(len(positions), bool)
+        return Run(log_weights, end.position, is_finite, acceptance, settings.step_size)
+
+
+def finite_or_zero(log_weight: jax.Array) -> jax.Array:
+    """Returns log weights with those of particles that left the representable numbers set to zero."""
+    return jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
+
+
+def _warn(evidence: Evidence) -> None:
+    if is_concrete(evidence) and evidence.warnings:
+        warnings.warn(" ".join(evidence.warnings), stacklevel=find_stack_level() + 2)
+
+
+def _start_draws(rng_key: jax.Array, problem: Problem) -> jax.Array:
+    keys = random.split(rng_key, _NUM_SPREAD_DRAWS)
+    return jax.vmap(make_target(problem).sample_fn)(keys)
+
+
+def _log_densities_at_draw(problem: Problem) -> Any:
+    target: Target = make_target(problem)
+    return target.log_densities_fn(target.sample_fn(random.key(0)))
+
+
+def _interpolate(betas: np.ndarray, num_steps: int) -> np.ndarray:
+    """A given schedule at another number of steps."""
+    knots = np.arange(len(betas) + 1) / len(betas)
+    return np.interp(linear(num_steps), knots, np.append(0.0, betas))
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

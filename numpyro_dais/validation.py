@@ -1,0 +1,91 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Checks of what a user hands to an estimator: the rule, the value, the remedy."""
+
+from typing import Any
+
+import jax
+from jax import random
+import numpy as np
+
+from numpyro.distributions import Distribution, constraints
+from numpyro.util import is_prng_key
+
+from numpyro_dais.settings import Settings
+
+__all__ = ["check_count", "check_key", "check_only_settings", "check_what", "resolve_num_steps"]
+
+DEFAULT_NUM_STEPS = 256
+
+
+def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any) -> None:
+    """Raises an error unless there is one thing to integrate, and a start for it."""
+    if (model is None) == (potential_fn is None):
+        raise ValueError("Give either a model or potential_fn=, and not both.")
+    if model is not None and not callable(model):
+        raise TypeError(
+            f"model must be a NumPyro model, a callable with sample sites; got {model!r}."
+        )
+    if potential_fn is not None and not callable(potential_fn):
+        raise TypeError(f"potential_fn must be callable; got {potential_fn!r}.")
+    if guide is not None and not isinstance(start, str):
+        raise ValueError("Give either guide= or start=, and not both.")
+    is_dict = isinstance(start, dict) and all(isinstance(fn, Distribution) for fn in start.values())
+    if not (is_dict or isinstance(start, Distribution) or start == "prior"):
+        raise ValueError(
+            f"start must be 'prior', a distribution, or a dict of distributions by site; got {start!r}."
+        )
+    if potential_fn is None:
+        return
+    if isinstance(start, str) or guide is not None or plate is not None:
+        raise ValueError(
+            "With potential_fn= the chains need start= as a distribution or a dict of distributions of "
+            "the function's argument; guide= and plate= need a model."
+        )
+    for fn in start.values() if isinstance(start, dict) else [start]:
+        support = fn.support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if not (support is constraints.real or support is constraints.real_vector):
+            raise ValueError(
+                f"A start for potential_fn= must have all reals as its support; a {type(fn).__name__} has "
+                f"{support}. Change variables, or write a NumPyro model, where this is done for you."
+            )
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises an error unless the value is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}.")
+
+
+def resolve_num_steps(num_steps: int | None, schedule: Any) -> int:
+    """Returns the number of steps, as given or that of the schedule."""
+    if num_steps is None:
+        return DEFAULT_NUM_STEPS if callable(schedule) else len(schedule)
+    check_count("num_steps", num_steps, 0)
+    return num_steps
+
+
+def check_only_settings(settings: Any, *others: Any) -> None:
+    """Raises an error unless complete settings are given, and alone."""
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings must come from `tune` or `make_settings`; got {settings!r}.")
+    if any(other is not None for other in others):
+        raise ValueError(
+            "settings= already has num_steps, step_size, damping, schedule and preconditioner; do not "
+            "give these beside it."
+        )
+
+
+def check_key(rng_key: Any) -> jax.Array:
+    """Returns the key, or a fixed one if it was left out."""
+    if rng_key is None:
+        return random.key(0)
+    if not is_prng_key(rng_key):
+        raise ValueError(
+            "The first argument must be one JAX random key, such as jax.random.key(0), or None; got "
+            f"{rng_key!r}. The model's arguments follow it. For several keys use jax.vmap."
+        )
+    return rng_key
