@@ -45,8 +45,7 @@ from scipy import integrate, stats
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dais import DAIS, Evidence
-from numpyro_dais.comparison import Comparison, compare
+from numpyro_dais import DAIS, Comparison, Evidence, compare
 from numpyro_dais.plots import plot_comparison, plot_sandwich
 
 Y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])

@@ -4,6 +4,7 @@
 """The evidence of NumPyro models by differentiable annealed importance sampling."""
 
 from numpyro_dais.bidirectional import Certificate
+from numpyro_dais.comparison import Comparison, compare
 from numpyro_dais.estimators import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais.evidence import Evidence
 from numpyro_dais.settings import Settings, make_settings
@@ -13,9 +14,11 @@ __all__ = [
     "DAIS",
     "HAIS",
     "Certificate",
+    "Comparison",
     "Evidence",
     "ImportanceSampling",
     "Settings",
+    "compare",
     "make_settings",
 ]
 
