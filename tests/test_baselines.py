@@ -19,6 +19,7 @@ from numpyro_dais.kernel import ChainState, Noise, Step, Transition, forward_ste
 from numpyro_dais.problem import Problem
 from numpyro_dais.target import make_target
 from tests import models
+from tests.test_models import CASES
 
 ESTIMATORS = {
     "HAIS": (HAIS, {"num_steps": 3, "step_size": 0.3, "damping": 0.7}),
@@ -36,6 +37,23 @@ def test_weights_are_unbiased(kind, kwargs):
     assert 0.3 < log_weights.var() < 2
     assert abs(weights.mean() - 1) < 5 * weights.std() / np.sqrt(len(weights))
     assert weights.std() / np.sqrt(len(weights)) < 0.02
+
+
+@pytest.mark.parametrize("kind", [HAIS, AIS, ImportanceSampling])
+@pytest.mark.parametrize("name", ["beta_binomial", "dirichlet_multinomial", "hierarchy"])
+def test_weights_are_unbiased_on_the_targets_of_dais(kind, name):
+    case = CASES[name]
+    kwargs = {"num_steps": case.num_steps, "step_size": case.step_size}
+    if kind is AIS:
+        kwargs = {"num_steps": 4, "step_size": case.step_size, "num_leapfrog": 4}
+    kwargs = {} if kind is ImportanceSampling else kwargs
+    estimator = kind(case.model, num_particles=20_000, **kwargs)
+    # Traced, since importance sampling from the prior has wide weights, and no warning is wanted.
+    evidence = jax.jit(estimator.log_evidence)(random.key(12), *case.args)
+    weights = np.exp(np.asarray(evidence.log_weights, np.float64) - case.exact(*case.args))
+    error = weights.std() / np.sqrt(len(weights))
+    assert abs(weights.mean() - 1) < 5 * error
+    assert 0.001 < error < 0.05
 
 
 @pytest.mark.parametrize("kind", [HAIS, AIS])

@@ -15,6 +15,8 @@ from numpyro.infer.autoguide import AutoIAFNormal
 
 from numpyro_dais import AIS, DAIS, HAIS
 from numpyro_dais.bennett import bennett
+from numpyro_dais.linear_regression import LinearRegression
+from numpyro_dais.schedule import power
 from tests import models
 
 ESTIMATORS = {
@@ -49,6 +51,33 @@ def test_reverse_weights_and_the_sandwich(kind, kwargs):
     assert evidence.standard_error < forward
     assert "upper bound" in repr(evidence)
     assert "exact draws" in repr(evidence)
+
+
+@pytest.mark.parametrize("kind", [DAIS, HAIS])
+def test_sandwich_of_a_regression(kind, regression_data):
+    X, y = (jnp.array(x)[:12] for x in regression_data)
+    exact = LinearRegression(
+        X,
+        y,
+        noise_scale=0.8,
+        prior_mean=models.PRIOR_MEAN,
+        prior_precision=models.PRIOR_PRECISION,
+    )
+    covariance = np.linalg.inv(exact.posterior_precision)
+    rng = np.random.default_rng(5)
+    draws = rng.multivariate_normal(exact.posterior_mean, covariance, 4_000)
+    schedule = lambda num_steps: power(num_steps, 2.0)  # noqa: E731
+    estimator = kind(
+        models.regression, num_steps=60, num_particles=4_000, step_size=0.25, schedule=schedule
+    )
+    evidence = estimator.sandwich(random.key(3), X, y, posterior_samples={"w": draws})
+    truth = exact.log_evidence
+    inverse = np.exp(truth - np.asarray(evidence.reverse_log_weights, np.float64))
+    assert abs(inverse.mean() - 1) < 5 * inverse.std() / np.sqrt(len(inverse))
+    assert evidence.lower_bound - 4 * evidence.lower_bound_error < truth
+    assert evidence.upper_bound + 4 * evidence.upper_bound_error > truth
+    assert truth - evidence.lower_bound > 0.3
+    assert abs(float(evidence) - truth) < 4 * evidence.standard_error
 
 
 def test_sandwich_shrinks_with_the_number_of_steps():
