@@ -164,7 +164,7 @@ def compare(
     ... )
     >>> comparison.names
     ('wide', 'narrow')
-    >>> abs(comparison.log_bayes_factor[1] - -2.570) < 0.3  # N(3; 0, 1.09) over N(3; 0, 10)
+    >>> bool(abs(comparison.log_bayes_factor[1] - -2.570) < 0.3)  # N(3; 0, 1.09) over N(3; 0, 10)
     True
     """
     check_evidences("compare", evidences, least=2)
