@@ -7,8 +7,8 @@ Sandwich: what reverse chains add to an estimate of the evidence
 
 Two comparisons, against exact values throughout.
 
-1. Bayesian linear regression (n=50, d=5), few steps, so that the forward gap, log evidence minus mean log
-   weight, is above one nat: the root mean squared error (RMSE) of S forward chains over that of
+1. Bayesian linear regression (n=50, d=5), at several numbers of gradients and so of forward gaps, log
+   evidence minus mean log weight: the root mean squared error (RMSE) of S forward chains over that of
    ``sandwich`` with S/2 forward chains and S/2 reverse chains from exact posterior draws. Both take
    the same number of gradients; the exact draws are free, which only a conjugate posterior allows.
 2. A mixture with two modes 22 posterior standard deviations apart (5-d), and a funnel (10-d): the sandwich
@@ -146,26 +146,43 @@ def compare_directions(args: argparse.Namespace) -> None:
         f"Linear regression, exact log evidence {target.log_evidence:.3f}; {2 * half} forward chains against "
         f"{half} + {half} in both directions (reverse ones from exact draws), {args.num_seeds} seeds"
     )
-    print(f"{'':6}{'steps':>6}{'gap, nats':>11}{'forward':>9}{'sandwich':>10}{'ratio':>7}")
-    for method, make_estimator, num_steps in [
-        ("DAIS", DAIS, args.num_steps),
-        ("HAIS", HAIS, args.num_steps),
-        ("AIS", AIS, max(args.num_steps // 10, 1)),
+    print(
+        f"{'':6}{'steps':>6}{'gap, nats':>11}{'forward':>9}{'sandwich':>10}{'ratio':>7}{'error':>7}"
+    )
+    what = {"potential_fn": target.potential_fn, "start": target.start}
+    for method, make_estimator, num_leapfrog in [
+        ("DAIS", DAIS, 1),
+        ("HAIS", HAIS, 1),
+        ("AIS", AIS, 10),
     ]:
-        what = {"potential_fn": target.potential_fn, "start": target.start}
-        settings = make_estimator(**what, num_steps=num_steps).tune(random.key(0))
-        forward = make_estimator(**what, num_particles=2 * half, settings=settings)
-        both = make_estimator(**what, num_particles=half, settings=settings)
+        for num_gradients in args.num_gradients:
+            num_steps = max(num_gradients // num_leapfrog, 1)
+            settings = make_estimator(**what, num_steps=num_steps).tune(random.key(0))
+            forward = make_estimator(**what, num_particles=2 * half, settings=settings)
+            both = make_estimator(**what, num_particles=half, settings=settings)
 
-        def estimate(rng_key, forward=forward):
-            evidence = forward.log_evidence(rng_key)
-            return evidence.log_evidence, evidence.lower_bound
+            def estimate(rng_key, forward=forward):
+                evidence = forward.log_evidence(rng_key)
+                return evidence.log_evidence, evidence.lower_bound
 
-        estimates, bounds = jax.jit(lambda keys, fn=estimate: lax.map(fn, keys))(keys)
-        one = rmse(estimates, target.log_evidence)
-        two = rmse(sandwiches(both, keys, draws)[0], target.log_evidence)
-        gap = target.log_evidence - float(jnp.mean(bounds))
-        print(f"{method:6}{num_steps:6}{gap:11.2f}{one:9.3f}{two:10.3f}{two / one:7.2f}")
+            ones, bounds = jax.jit(lambda keys, fn=estimate: lax.map(fn, keys))(keys)
+            twos = sandwiches(both, keys, draws)[0]
+            one, two = rmse(ones, target.log_evidence), rmse(twos, target.log_evidence)
+            error = ratio_error(ones, twos, target.log_evidence)
+            gap = target.log_evidence - float(jnp.mean(bounds))
+            print(
+                f"{method:6}{num_steps:6}{gap:11.2f}{one:9.3f}{two:10.3f}{two / one:7.2f}{error:7.2f}"
+            )
+
+
+def ratio_error(ones, twos, truth: float, num_resamples: int = 1000) -> float:
+    """The standard error of the ratio of two RMSEs over the same seeds, by the bootstrap."""
+    squares = (np.stack([ones, twos]).astype(np.float64) - truth) ** 2
+    picks = np.random.default_rng(0).integers(
+        squares.shape[1], size=(num_resamples, squares.shape[1])
+    )
+    means = squares[:, picks].mean(axis=-1)
+    return float(np.std(np.sqrt(means[1] / means[0]), ddof=1))
 
 
 def nuts_draws(
@@ -249,7 +266,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
     parser.add_argument("--num-seeds", type=int, default=100, help="of the linear regression")
     parser.add_argument("--num-particles", type=int, default=100, help="of the linear regression")
-    parser.add_argument("--num-steps", type=int, default=300, help="of the linear regression")
+    parser.add_argument(
+        "--num-gradients",
+        type=int,
+        nargs="+",
+        default=[100, 300, 1000, 3000],
+        help="of each chain, in the linear regression",
+    )
     parser.add_argument("--num-repeats", type=int, default=20, help="seeds of mixture and funnel")
     parser.add_argument("--num-chains", type=int, default=128, help="in each direction")
     parser.add_argument("--num-warmup", type=int, default=500, help="of each NUTS chain")
@@ -258,5 +281,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if args.quick:
         args.num_seeds, args.num_repeats, args.num_chains = 10, 2, 32
+        args.num_gradients = [100]
         args.num_warmup, args.num_samples = 50, 50
     main(args)

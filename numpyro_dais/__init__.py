@@ -5,6 +5,7 @@
 
 from numpyro_dais.bidirectional import Certificate
 from numpyro_dais.comparison import Comparison, compare
+from numpyro_dais.davi import DAVI
 from numpyro_dais.estimators import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais.evidence import Evidence
 from numpyro_dais.settings import Settings, make_settings
@@ -12,6 +13,7 @@ from numpyro_dais.settings import Settings, make_settings
 __all__ = [
     "AIS",
     "DAIS",
+    "DAVI",
     "HAIS",
     "Certificate",
     "Comparison",

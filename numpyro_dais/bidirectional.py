@@ -18,9 +18,9 @@ from numpyro.distributions import Unit
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_dais.density import ModelDensity
+from numpyro_dais.guide import FLOW_GUIDES
 from numpyro_dais.inspection import check_site_names, inspect_model
 from numpyro_dais.problem import Problem
-from numpyro_dais.start import FLOW_GUIDES
 from numpyro_dais.target import make_target
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _to_positions(problem: Problem, samples: Any) -> jax.Array:
                 f"posterior_samples[{name!r}] has {int(np.sum(~np.asarray(is_inside[name])))} draws outside "
                 "the support of the site. Pass constrained values, as `mcmc.get_samples()` gives them."
             )
-    return jax.vmap(lambda values: density.layout.ravel(density.unconstrain({}, values)))(samples)
+    return jax.vmap(density.to_position)(samples)
 
 
 def _nuts_draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> PosteriorDraws:
@@ -125,7 +125,8 @@ def _nuts_draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> Posteri
     mcmc.run(mcmc.last_state.rng_key, *problem.args, extra_fields=fields, **problem.kwargs)
     extra = mcmc.get_extra_fields()
     num_gradients += int(np.sum(extra["num_steps"]))
-    names = inspect_model(problem).prototype
+    density = ModelDensity(problem, inspect_model(problem))
+    names = density.structure.prototype
     chains = {n: x for n, x in mcmc.get_samples(group_by_chain=True).items() if n in names}
     rhat = max(float(np.nanmax(gelman_rubin(np.asarray(x)))) for x in chains.values())
     notes = []
@@ -141,8 +142,7 @@ def _nuts_draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> Posteri
         )
     kept = {name: x[:, ::thinning] for name, x in chains.items()}
     samples = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
-    density = ModelDensity(problem, inspect_model(problem))
-    positions = jax.vmap(lambda x: density.layout.ravel(density.unconstrain({}, x)))(samples)
+    positions = jax.vmap(density.to_position)(samples)
     return PosteriorDraws(positions, _NUM_CHAINS, tuple(notes), num_gradients)
 
 
@@ -199,18 +199,10 @@ def certificate(
     def one_dataset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         simulation_key, forward_key, reverse_key = random.split(key, 3)
         values, data = _simulate(simulation_key, problem)
-        simulated = Problem(
-            _WithData(problem.model),
-            start=problem.start,
-            guide=problem.guide,
-            guide_params=problem.guide_params,
-            params=problem.params,
-            plate=problem.plate,
-            args=(data, problem.args),
-            kwargs=problem.kwargs,
-        )
+        model = _WithData(problem.model)
+        simulated = problem.replace(model=model, args=(data, problem.args))
         density = ModelDensity(simulated, inspect_model(simulated))
-        position = density.layout.ravel(density.unconstrain({}, values))
+        position = density.to_position(values)
         forward = estimator._run(
             forward_key, simulated, settings, num_particles=estimator.num_particles
         )

@@ -4,6 +4,7 @@
 """Log prior and log likelihood of a NumPyro model over unconstrained vectors."""
 
 from collections.abc import Callable
+from itertools import accumulate
 import math
 from typing import Any, NamedTuple
 
@@ -28,28 +29,45 @@ Position = dict[str, jax.Array]
 class Layout(NamedTuple):
     """
     Two inverse maps between unconstrained values by site and an array ``[num_dims]``, or
-    ``[plate_size, num_dims]`` where the elements of a plate are chains of their own.
+    ``[num_elements, num_dims]`` where the elements of plates are chains of their own.
     """
 
     ravel: Callable[[Any], jax.Array]
     unravel: Callable[[jax.Array], Any]
 
 
-def make_layout(prototype: Any, plate_axes: dict[str, int] | None = None) -> Layout:
+def make_layout(prototype: Any, plate_axes: dict[str, tuple[int, ...]] | None = None) -> Layout:
     """
     Returns the layout of a tree of arrays, sites in alphabetical order.
 
     :param prototype: an example of what is to be laid out.
-    :param plate_axes: the axis of the plate in each array, or None for one long vector.
+    :param plate_axes: the axes of the plates in each array, or None for one long vector.
     """
     if plate_axes is None:
         return Layout(lambda tree: ravel_pytree(tree)[0], ravel_pytree(prototype)[1])
-    element = {name: jnp.take(value, 0, plate_axes[name]) for name, value in prototype.items()}
-    unravel = ravel_pytree(element)[1]
-    return Layout(
-        jax.vmap(lambda tree: ravel_pytree(tree)[0], in_axes=(plate_axes,)),
-        jax.vmap(unravel, out_axes=plate_axes),
-    )
+
+    def rows(name: str, value: jax.Array) -> jax.Array:
+        """The value with its plates first, in their order."""
+        return jnp.moveaxis(value, plate_axes[name], range(len(plate_axes[name])))
+
+    names = sorted(prototype)
+    shapes = {name: jnp.shape(rows(name, prototype[name])) for name in names}
+    num_plates = len(plate_axes[names[0]])
+    num_elements = math.prod(shapes[names[0]][:num_plates])
+    widths = [math.prod(shapes[name][num_plates:]) for name in names]
+    edges = list(accumulate(widths))[:-1]
+
+    def ravel(tree: dict[str, jax.Array]) -> jax.Array:
+        return jnp.concatenate([rows(n, tree[n]).reshape(num_elements, -1) for n in names], -1)
+
+    def unravel(array: jax.Array) -> dict[str, jax.Array]:
+        parts = dict(zip(names, jnp.split(array, edges, axis=-1), strict=True))
+        return {
+            name: jnp.moveaxis(part.reshape(shapes[name]), range(num_plates), plate_axes[name])
+            for name, part in parts.items()
+        }
+
+    return Layout(ravel, unravel)
 
 
 def total(values: jax.Array) -> jax.Array:
@@ -74,7 +92,7 @@ class ModelDensity:
 
     The log prior is the log density of the latent sites plus :math:`\log |dT/du|` of the maps to
     their supports; all else, ``factor`` sites included, is likelihood. Both are numbers, or arrays
-    over the elements of the problem's plate.
+    over the elements of the problem's plates.
 
     :param problem: a problem with a model.
     :param structure: of that model.
@@ -117,6 +135,10 @@ class ModelDensity:
         trace = self._trace(model)
         return {**position, **{name: self._unconstrain(trace[name]) for name in values}}
 
+    def to_position(self, values: Position) -> jax.Array:
+        """Returns constrained values of the latent sites as the array that a chain moves."""
+        return self.layout.ravel(self.unconstrain({}, values))
+
     def in_support(self, values: Position) -> dict[str, jax.Array]:
         """Returns whether the value of each latent site lies in its support, given the others."""
         model = handlers.substitute(self.model, data=values)
@@ -152,18 +174,19 @@ class ModelDensity:
         return jnp.zeros(()) if site is None else self.reduce(_log_prob(site, trace), trace[name])
 
     def reduce(self, log_prob: jax.Array, site: dict[str, Any]) -> jax.Array:
-        """Returns the sum of a site's log probabilities, over all but the problem's plate."""
-        if self.problem.plate is None:
+        """Returns the sum of a site's log probabilities, over all but the problem's plates."""
+        if not self.problem.plates:
             return total(log_prob)
-        dims = [f.dim for f in site["cond_indep_stack"] if f.name == self.problem.plate]
-        by_element = jnp.moveaxis(log_prob, dims[0], 0)
-        return jnp.sum(by_element, axis=tuple(range(1, by_element.ndim)))
+        dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+        axes = [dims[plate] for plate in self.problem.plates]
+        by_element = jnp.moveaxis(log_prob, axes, range(len(axes)))
+        return jnp.sum(by_element.reshape(self.num_elements, -1), -1)
 
     def _is_prior(self, name: str) -> bool:
         return name in self.structure.prototype or name in self._log_det_names
 
     def _sum(self, trace: Trace, is_part: Callable[[str], bool]) -> jax.Array:
-        shape = () if self.structure.plate_axes is None else (self._plate_size,)
+        shape = () if self.structure.plate_axes is None else (self.num_elements,)
         terms = [
             self.reduce(_log_prob(site, trace), site)
             for name, site in trace.items()
@@ -172,10 +195,12 @@ class ModelDensity:
         return sum(terms, start=jnp.zeros(shape))
 
     @property
-    def _plate_size(self) -> int:
+    def num_elements(self) -> int:
+        """The number of elements of the problem's plates."""
         assert self.structure.plate_axes is not None
-        name, axis = next(iter(self.structure.plate_axes.items()))
-        return jnp.shape(self.structure.prototype[name])[axis]
+        name, axes = next(iter(self.structure.plate_axes.items()))
+        shape = jnp.shape(self.structure.prototype[name])
+        return math.prod(shape[axis] for axis in axes)
 
     def _log_marginal(self, model: Callable, position: Position) -> jax.Array:
         """Returns the log density with the discrete latent sites summed out."""

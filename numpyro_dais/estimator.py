@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import jax
-from jax import lax, random
+from jax import random
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,15 +19,17 @@ from numpyro.distributions import Distribution
 from numpyro.util import find_stack_level
 
 from numpyro_dais.bidirectional import Certificate, certificate, posterior_draws
-from numpyro_dais.chain import MEMORY_MODES, ChainResult, Memory, run_chain, run_reverse_chain
+from numpyro_dais.chain import MEMORY_MODES, Memory
 from numpyro_dais.evidence import Evidence
+from numpyro_dais.guide import check_guide
 from numpyro_dais.inspection import check_data
 from numpyro_dais.kernel import UNCORRECTED, Transition
+from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, subsampled_sizes
+from numpyro_dais.particles import Run, run_particles, run_reverse_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.progress import ProgressBar
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, is_concrete, make_settings
-from numpyro_dais.start import check_guide
 from numpyro_dais.target import Target, make_target
 from numpyro_dais.tuning import (
     DEFAULT_DAMPING,
@@ -43,24 +45,9 @@ from numpyro_dais.validation import (
     resolve_num_steps,
 )
 
-__all__ = ["Estimator", "Run", "finite_or_zero"]
+__all__ = ["Estimator"]
 
 _NUM_SPREAD_DRAWS = 256
-
-
-class Run(NamedTuple):
-    """
-    Particles at the end of their chains, ``[num_particles, ...]`` each.
-
-    :param acceptance: mean acceptance of each step, ``[num_steps, ...]``, if chains are corrected.
-    :param step_size: the step sizes used.
-    """
-
-    log_weights: jax.Array
-    positions: jax.Array
-    is_start_finite: jax.Array
-    acceptance: jax.Array | None
-    step_size: jax.Array
 
 
 class Estimator:
@@ -88,7 +75,7 @@ class Estimator:
         guide: Callable | None = None,
         guide_params: dict | None = None,
         params: dict | None = None,
-        plate: str | None = None,
+        plate: str | tuple[str, ...] | None = None,
         memory: Memory = "checkpoint",
         chunk_size: int | None = None,
         progress_bar: bool = False,
@@ -129,6 +116,7 @@ class Estimator:
         self._jitted_reverse_run = jax.jit(self._reverse_run)
         self._jitted_draws = jax.jit(_start_draws)
         self._checked: set = set()
+        self._sizes: dict = {}
 
     def log_evidence(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Evidence:
         """
@@ -143,7 +131,10 @@ class Estimator:
         :param kwargs: keyword arguments of the model.
         """
         problem = self._problem(args, kwargs)
-        evidence = self._estimate(check_key(rng_key), problem)
+        rng_key = check_key(rng_key)
+        if self.plate is not None and (sizes := self._subsampled_sizes(problem)):
+            problem = draw_minibatch(random.fold_in(rng_key, MINIBATCH), problem, sizes)
+        evidence = self._estimate(rng_key, problem)
         _warn(evidence)
         return evidence
 
@@ -306,10 +297,17 @@ class Estimator:
             kwargs=kwargs,
         )
 
+    def _subsampled_sizes(self, problem: Problem) -> dict[str, tuple[int, int]]:
+        """The subsampled plates of a problem; looked for once for each shape of arguments."""
+        signature = _signature(problem)
+        if signature not in self._sizes:
+            self._sizes[signature] = subsampled_sizes(problem)
+        return self._sizes[signature]
+
     def _check(self, problem: Problem) -> None:
         """Raises the errors of a bad problem before it is compiled; once for each shape of arguments."""
-        leaves, treedef = jax.tree.flatten(problem)
-        signature = treedef, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        signature = _signature(problem)
+        leaves = jax.tree.leaves(problem)
         has_nan = any(np.any(np.isnan(np.asarray(leaf))) for leaf in leaves if _is_floating(leaf))
         if signature in self._checked and not has_nan:
             return
@@ -328,61 +326,35 @@ class Estimator:
         self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
     ) -> Run:
         """Independent particles from the start."""
-        target = make_target(problem)
         num_chunks = 1 if self.chunk_size is None else math.ceil(num_particles / self.chunk_size)
         on_step = None
         if self._progress_bar is not None and num_particles == self.num_particles:
             on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
-
-        def particle(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-            start_key, chain_key = random.split(key)
-            start = target.sample_fn(start_key)
-            is_finite = jnp.isfinite(start)
-            end = run_chain(
-                chain_key,
-                jnp.where(is_finite, start, 0.0),
-                target.log_densities_fn,
-                settings.steps(start.shape[-1]),
-                self.memory,
-                self.transition,
-                on_step,
-            )
-            log_weight = jnp.where(jnp.all(is_finite, -1), end.log_weight, -jnp.inf)
-            return finite_or_zero(log_weight), end.position, jnp.all(is_finite), end.acceptance
-
-        keys = random.split(rng_key, num_particles)
-        if num_chunks == 1:
-            log_weights, positions, is_finite, acceptance = jax.vmap(particle)(keys)
-        else:
-            log_weights, positions, is_finite, acceptance = lax.map(
-                particle, keys, batch_size=self.chunk_size
-            )
-        acceptance = None if acceptance is None else jnp.mean(acceptance, axis=0)
-        return Run(log_weights, positions, is_finite, acceptance, settings.step_size)
+        return run_particles(
+            rng_key,
+            make_target(problem),
+            settings,
+            num_particles,
+            self.memory,
+            self.transition,
+            self.chunk_size,
+            on_step,
+        )
 
     def _reverse_run(
         self, rng_key: jax.Array, problem: Problem, settings: Settings, positions: jax.Array
     ) -> Run:
         """Independent particles from draws of the posterior back to the start."""
         target = make_target(problem)
-
-        def particle(key: jax.Array, position: jax.Array) -> ChainResult:
-            steps = settings.steps(position.shape[-1])
-            return run_reverse_chain(
-                key, position, target.log_densities_fn, steps, self.memory, self.transition
-            )
-
-        end = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
-        # A reverse weight that is not finite counts as infinite: the bound stays a bound.
-        log_weights = jnp.where(jnp.isfinite(end.log_weight), end.log_weight, jnp.inf)
-        acceptance = None if end.acceptance is None else jnp.mean(end.acceptance, axis=0)
-        is_finite = jnp.ones(len(positions), bool)
-        return Run(log_weights, end.position, is_finite, acceptance, settings.step_size)
+        return run_reverse_particles(
+            rng_key, target, settings, positions, self.memory, self.transition
+        )
 
 
-def finite_or_zero(log_weight: jax.Array) -> jax.Array:
-    """Returns log weights with those of particles that left the representable numbers set to zero."""
-    return jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
+def _signature(problem: Problem) -> Any:
+    """What a compiled program depends on."""
+    leaves, treedef = jax.tree.flatten(problem)
+    return treedef, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
 
 def _warn(evidence: Evidence) -> None:

@@ -11,9 +11,9 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais.chain import run_adaptive_chains
-from numpyro_dais.estimator import Estimator, Run, finite_or_zero
+from numpyro_dais.estimator import Estimator
 from numpyro_dais.kernel import Transition
+from numpyro_dais.particles import Run, run_adaptive_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings
 from numpyro_dais.target import make_target
@@ -65,7 +65,8 @@ class DAIS(Estimator):
     :param guide: start at a fitted guide instead.
     :param guide_params: the guide's parameters, ``svi_result.params``.
     :param params: values of the model's ``param`` (and ``mutable``) sites.
-    :param plate: the name of a plate that holds every site: gives one evidence per element.
+    :param plate: the name of a plate that holds every site (or names of several): gives one evidence per
+        element. Of a subsampled plate, per element of one mini-batch, drawn with the key.
     :param memory: how :func:`jax.grad` goes through a chain: ``"checkpoint"`` recomputes each step,
         ``"plain"`` stores everything, a little faster with far more memory.
     :param chunk_size: how many particles run at a time; all if left out.
@@ -175,35 +176,12 @@ class _Corrected(Estimator):
     ) -> Run:
         if self.adaptation == "pilot" or self.settings is not None:
             return super()._run(rng_key, problem, settings, num_particles=num_particles)
-        return self._online_run(rng_key, problem, settings, num_particles)
 
-    def _online_run(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
-    ) -> Run:
         def update_fn(step_size: jax.Array, acceptance: jax.Array) -> jax.Array:
             return step_size * jnp.where(acceptance > self.target_acceptance, 1.02, 0.98)
 
-        target = make_target(problem)
-        start_key, chain_key = random.split(rng_key)
-        start = jax.vmap(target.sample_fn)(random.split(start_key, num_particles))
-        is_finite = jnp.isfinite(start)
-        ends, step_size = run_adaptive_chains(
-            chain_key,
-            jnp.where(is_finite, start, 0.0),
-            target.log_densities_fn,
-            settings.steps(start.shape[-1]),
-            self.transition,
-            update_fn,
-        )
-        log_weights = jnp.where(jnp.all(is_finite, -1), ends.log_weight, -jnp.inf)
-        axes = tuple(range(1, is_finite.ndim))
-        assert ends.acceptance is not None
-        return Run(
-            finite_or_zero(log_weights),
-            ends.position,
-            jnp.all(is_finite, axes),
-            jnp.mean(ends.acceptance, axis=0),
-            step_size,
+        return run_adaptive_particles(
+            rng_key, make_target(problem), settings, num_particles, self.transition, update_fn
         )
 
 

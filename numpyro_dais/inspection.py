@@ -32,6 +32,8 @@ __all__ = [
     "check_site_names",
     "inspect_model",
     "is_imputed",
+    "plate_axes_of",
+    "subsampled_plates",
     "trace_model",
     "unmasked",
 ]
@@ -44,13 +46,13 @@ class ModelStructure(NamedTuple):
     The latent sites of a model.
 
     :param prototype: an unconstrained value of each continuous latent site.
-    :param plate_axes: for each of them the axis of the independent plate, or None without one.
+    :param plate_axes: for each of them the axes of the independent plates, or None without any.
     :param discrete: names of the latent sites to enumerate.
     :param first_enum_dim: the first batch dimension free for enumeration.
     """
 
     prototype: dict[str, jax.Array]
-    plate_axes: dict[str, int] | None
+    plate_axes: dict[str, tuple[int, ...]] | None
     discrete: frozenset[str]
     first_enum_dim: int
 
@@ -64,7 +66,7 @@ def inspect_model(problem: Problem) -> ModelStructure:
     """
     trace = trace_model(problem, random.key(0))
     _check_parameters(trace, problem)
-    _check_plates(trace)
+    _check_plates(trace, problem)
     samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
     latents = {name: site for name, site in samples.items() if not site["is_observed"]}
     if not latents:
@@ -91,7 +93,7 @@ def inspect_model(problem: Problem) -> ModelStructure:
     for site in samples.values():
         if site["is_observed"]:
             _check_observed(site)
-    plate_axes = None if problem.plate is None else _plate_axes(problem.plate, trace, prototype)
+    plate_axes = _plate_axes(problem.plates, trace, prototype) if problem.plates else None
     if plate_axes is not None and discrete:
         raise NotImplementedError(
             f"plate={problem.plate!r} does not go with enumerated sites ({sorted(discrete)}): their "
@@ -175,16 +177,21 @@ def _check_parameters(trace: Trace, problem: Problem) -> None:
         )
 
 
-def _check_plates(trace: Trace) -> None:
-    for name, site in trace.items():
-        if site["type"] == "plate":
-            size, subsample_size = site["args"][:2]
-            if subsample_size is not None and subsample_size != size:
-                raise NotImplementedError(
-                    f"Plate {name!r} takes {subsample_size} of {size} elements; the evidence needs all "
-                    "of them. Leave subsample_size out. (DAIS with mini-batch gradients is not "
-                    "available yet.)"
-                )
+def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Returns the size, and that of the mini-batch, of each plate that takes a part of its elements."""
+    sizes = {name: site["args"][:2] for name, site in trace.items() if site["type"] == "plate"}
+    return {name: (n, b) for name, (n, b) in sizes.items() if b is not None and b != n}
+
+
+def _check_plates(trace: Trace, problem: Problem) -> None:
+    for name, (size, subsample_size) in subsampled_plates(trace).items():
+        if name not in problem.subsample:
+            raise NotImplementedError(
+                f"Plate {name!r} takes {subsample_size} of {size} elements; the evidence needs all of "
+                f"them. Leave subsample_size out; or, where every site is inside, name it in plate={name!r} "
+                "for the evidence of each element of a mini-batch. (Mini-batch gradients of a global latent "
+                "are not available yet.)"
+            )
 
 
 def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> None:
@@ -273,27 +280,31 @@ def _check_observed(site: dict[str, Any]) -> None:
         _raise_missing(site["name"], num_missing)
 
 
-def _plate_axes(plate: str, trace: Trace, prototype: dict[str, jax.Array]) -> dict[str, int]:
-    """The axis of ``plate`` in the unconstrained value of each latent site."""
-    plates = [name for name, site in trace.items() if site["type"] == "plate"]
-    if plate not in plates:
-        raise ValueError(
-            f"plate={plate!r} is not a plate of the model; it has {plates}. Name one of these, or "
-            "leave plate= out."
-        )
-    axes = {}
-    for name, site in trace.items():
-        if site["type"] != "sample":
-            continue
-        dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name == plate]
-        if not dims:
+def _plate_axes(
+    plates: tuple[str, ...], trace: Trace, prototype: dict[str, jax.Array]
+) -> dict[str, tuple[int, ...]]:
+    """The axes of ``plates`` in the unconstrained value of each latent site."""
+    known = [name for name, site in trace.items() if site["type"] == "plate"]
+    for plate in plates:
+        if plate not in known:
             raise ValueError(
-                f"One evidence per element needs every site inside plate {plate!r}, but site {name!r} is "
-                "outside. Move it inside, or leave plate= out."
+                f"plate={plate!r} is not a plate of the model; it has {known}. Name one of these, or "
+                "leave plate= out."
             )
-        if name in prototype:
-            # Batch dimensions are counted from the right of the batch shape; what lies to the left
-            # of them is the same in the constrained and the unconstrained value.
-            num_batch_dims = jnp.ndim(site["value"]) - site["fn"].event_dim
-            axes[name] = num_batch_dims + dims[0]
-    return axes
+    for name, site in trace.items():
+        inside = {frame.name for frame in site.get("cond_indep_stack", [])}
+        if site["type"] == "sample" and (outside := [p for p in plates if p not in inside]):
+            raise ValueError(
+                f"One evidence per element needs every site inside plate {outside[0]!r}, but site {name!r} "
+                "is outside. Move it inside, or leave plate= out."
+            )
+    return {name: plate_axes_of(trace[name], plates) for name in prototype}
+
+
+def plate_axes_of(site: dict[str, Any], plates: tuple[str, ...]) -> tuple[int, ...]:
+    """Returns the axes of plates in the value of a site, constrained or not."""
+    # Batch dimensions are counted from the right of the batch shape; what lies to the left of them is
+    # the same in the constrained and the unconstrained value.
+    num_batch_dims = jnp.ndim(site["value"]) - site["fn"].event_dim
+    dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+    return tuple(num_batch_dims + dims[plate] for plate in plates)

@@ -20,12 +20,14 @@ class _Static(NamedTuple):
     model: Callable | None
     potential_fn: Callable | None
     guide: Callable | None
-    plate: str | None
+    plate: str | tuple[str, ...] | None
     treedef: Any
     leaves: tuple
 
 
 _TRACED = object()
+# The parts of a problem that may hold arrays.
+_ARRAYS = ("start", "params", "guide_params", "subsample", "prng_key", "args", "kwargs")
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -38,7 +40,10 @@ class Problem:
     """
     A model (or potential function), its arguments and the start of the chains.
 
-    Array and float leaves of ``start``, ``params``, ``guide_params``, ``args`` and ``kwargs`` are
+    ``subsample`` holds the indices of a mini-batch by plate, one for all runs; ``prng_key`` is what the
+    model and guide get from ``numpyro.prng_key()``.
+
+    Array and float leaves of ``start``, the parameters, ``subsample``, ``args`` and ``kwargs`` are
     leaves of this pytree; int, bool, str and other leaves are static, since NumPyro needs a plate's
     size as a Python int. No closure over arrays is stored, so that a problem may leave ``jit``.
     """
@@ -52,7 +57,9 @@ class Problem:
         guide: Callable | None = None,
         guide_params: dict | None = None,
         params: dict | None = None,
-        plate: str | None = None,
+        plate: str | tuple[str, ...] | None = None,
+        subsample: dict[str, jax.Array] | None = None,
+        prng_key: jax.Array | None = None,
         args: tuple = (),
         kwargs: dict | None = None,
     ) -> None:
@@ -63,17 +70,33 @@ class Problem:
         self.guide_params = {} if guide_params is None else guide_params
         self.params = {} if params is None else params
         self.plate = plate
+        self.subsample = {} if subsample is None else subsample
+        self.prng_key = prng_key
         self.args = args
         self.kwargs = {} if kwargs is None else kwargs
 
     @property
+    def plates(self) -> tuple[str, ...]:
+        """The plates whose elements have an evidence each."""
+        if self.plate is None:
+            return ()
+        return (self.plate,) if isinstance(self.plate, str) else self.plate
+
+    @property
     def prepared_model(self) -> Callable:
-        """The model with its ``param`` and ``mutable`` sites filled in, and a fixed key to draw on."""
-        params = {**self.guide_params, **self.params}
-        return _fixed_prng_key(numpyro.handlers.substitute(self.model, data=params))
+        """The model with its ``param`` and ``mutable`` sites filled in, and nothing left to chance."""
+        return self._prepare(self.model, {**self.guide_params, **self.params})
+
+    def prepare_guide(self, guide: Callable) -> Callable:
+        """Returns the guide, or a piece of it, with its parameters filled in likewise."""
+        return self._prepare(guide, self.guide_params)
+
+    def _prepare(self, fn: Callable | None, params: dict) -> Callable:
+        substituted = numpyro.handlers.substitute(fn, data=params)
+        return _fixed_randomness(substituted, self.prng_key, self.subsample)
 
     def tree_flatten(self) -> tuple[list, _Static]:
-        arrays = (self.start, self.params, self.guide_params, self.args, self.kwargs)
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
         leaves, treedef = jax.tree.flatten(arrays)
         children = [leaf for leaf in leaves if _is_traced(leaf)]
         static_leaves = tuple(_TRACED if _is_traced(leaf) else leaf for leaf in leaves)
@@ -86,23 +109,43 @@ class Problem:
     def tree_unflatten(cls, static: _Static, children: Any) -> "Problem":
         remaining = iter(children)
         leaves = [next(remaining) if leaf is _TRACED else leaf for leaf in static.leaves]
-        start, params, guide_params, args, kwargs = jax.tree.unflatten(static.treedef, leaves)
+        arrays = jax.tree.unflatten(static.treedef, leaves)
         return cls(
             static.model,
             potential_fn=static.potential_fn,
-            start=start,
             guide=static.guide,
-            guide_params=guide_params,
-            params=params,
             plate=static.plate,
-            args=args,
-            kwargs=kwargs,
+            **arrays,
         )
 
+    def replace(self, **changes: Any) -> "Problem":
+        """Returns the problem with other values of some of its parts."""
+        parts = {name: getattr(self, name) for name in ("potential_fn", "guide", "plate", *_ARRAYS)}
+        model = changes.pop("model", self.model)
+        return Problem(model, **{**parts, **changes})
 
-class _fixed_prng_key(numpyro.primitives.Messenger):
-    """Answers ``numpyro.prng_key()`` with one key, so that the density is a function of the latents."""
+
+class _fixed_randomness(numpyro.primitives.Messenger):
+    """
+    Makes the density a function of the latents: ``numpyro.prng_key()`` gives one key, and subsampled
+    plates take one mini-batch. The scale N/B of these plates is left to whoever adds up the elements.
+    """
+
+    def __init__(
+        self, fn: Callable, prng_key: jax.Array | None, subsample: dict[str, jax.Array]
+    ) -> None:
+        super().__init__(fn)
+        self.prng_key = jax.random.key(0) if prng_key is None else prng_key
+        self.subsample = subsample
+        self.ratios: dict[str, float] = {}
 
     def process_message(self, msg: dict) -> None:
         if msg["type"] == "prng_key" and msg["value"] is None:
-            msg["value"] = jax.random.key(0)
+            msg["value"] = self.prng_key
+        elif msg["type"] == "plate" and msg["name"] in self.subsample:
+            indices = msg["value"] = self.subsample[msg["name"]]
+            self.ratios[msg["name"]] = msg["args"][0] / len(indices)
+        elif msg["type"] == "sample":
+            for frame in msg["cond_indep_stack"]:
+                if frame.name in self.ratios:
+                    msg["scale"] = msg["scale"] / self.ratios[frame.name]

@@ -14,10 +14,11 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.transforms import ComposeTransform
 
 from numpyro_dais.density import ModelDensity, Position, make_layout
+from numpyro_dais.guide import FLOW_GUIDES, flow_posterior
 from numpyro_dais.inspection import inspect_model
 from numpyro_dais.path import LogDensities, LogDensitiesFn
 from numpyro_dais.problem import Problem
-from numpyro_dais.start import FLOW_GUIDES, flow_posterior, make_start
+from numpyro_dais.start import make_start
 
 __all__ = ["Target", "make_target"]
 
@@ -27,7 +28,7 @@ class Target(NamedTuple):
     What a chain needs to know of a problem.
 
     :param sample_fn: an exact draw from the start, as a position ``[num_dims]``
-        (``[plate_size, num_dims]`` with a plate).
+        (``[num_elements, num_dims]`` with a plate).
     :param log_densities_fn: both ends of the path at a position.
     :param constrain_fn: the values of the model's sites at a position.
     :param ravel_fn: the position of unconstrained values by site.
@@ -77,7 +78,7 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
     Chains in the noise space of a flow, where the start is standard normal: inverting the flow at
     every step is avoided, and the path is the one in the space of the sites, pulled back.
     """
-    if problem.plate is not None:
+    if problem.plates:
         raise ValueError(
             f"With plate={problem.plate!r} the guide must factorise over that plate; a "
             f"{type(problem.guide).__name__} does not. Use AutoNormal, or leave plate= out."

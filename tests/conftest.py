@@ -3,6 +3,8 @@
 
 """Fixtures that several test files share."""
 
+import os
+
 import jax
 import matplotlib
 import numpy as np
@@ -11,6 +13,19 @@ import pytest
 from numpyro_dais.linear_regression import LinearRegression
 
 matplotlib.use("Agg")
+
+# The suite compiles hundreds of small programs and runs each for a moment. What is tested is what they
+# compute, so XLA may leave its costly passes out, here and in the scripts that the suite starts.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"
+jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def optimised():
+    """Compiles as for a user, for tests of the compiled programs themselves."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

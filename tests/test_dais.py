@@ -199,7 +199,7 @@ def test_memory_modes_give_one_gradient(regression_data, monkeypatch, num_steps)
     np.testing.assert_allclose(gradient("checkpoint", 10), plain, rtol=1e-9)
 
 
-def test_checkpoint_needs_less_memory(data):
+def test_checkpoint_needs_less_memory(data, optimised):
     def temp_bytes(memory, num_steps):
         estimator = DAIS(
             models.regression, num_particles=8, num_steps=num_steps, step_size=0.02, memory=memory

@@ -1,0 +1,141 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Independent chains side by side, from the start to the target or back."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+from numpyro_dais.chain import (
+    ChainResult,
+    Memory,
+    run_adaptive_chains,
+    run_chain,
+    run_reverse_chain,
+)
+from numpyro_dais.kernel import UNCORRECTED, Transition
+from numpyro_dais.settings import Settings
+from numpyro_dais.target import Target
+
+__all__ = ["Run", "run_adaptive_particles", "run_particles", "run_reverse_particles"]
+
+
+class Run(NamedTuple):
+    """
+    Particles at the end of their chains, ``[num_particles, ...]`` each.
+
+    :param acceptance: mean acceptance of each step, ``[num_steps, ...]``, if chains are corrected.
+    :param step_size: the step sizes used.
+    """
+
+    log_weights: jax.Array
+    positions: jax.Array
+    is_start_finite: jax.Array
+    acceptance: jax.Array | None
+    step_size: jax.Array
+
+
+def run_particles(
+    rng_key: jax.Array,
+    target: Target,
+    settings: Settings,
+    num_particles: int,
+    memory: Memory,
+    transition: Transition = UNCORRECTED,
+    chunk_size: int | None = None,
+    on_step: Callable[[jax.Array], None] | None = None,
+) -> Run:
+    """
+    Returns particles that have gone from the start to the target.
+
+    :param rng_key: a key for all of them.
+    :param target: what they see.
+    :param settings: settings of every chain.
+    :param num_particles: their number.
+    :param memory: how the gradient of a chain is taken.
+    :param transition: the kind of transitions.
+    :param chunk_size: how many run at a time; all if None.
+    :param on_step: called with the index of each step.
+    """
+
+    def particle(key: jax.Array) -> tuple[jax.Array, ChainResult]:
+        start_key, chain_key = random.split(key)
+        start = target.sample_fn(start_key)
+        steps = settings.steps(start.shape[-1])
+        begin = jnp.where(jnp.isfinite(start), start, 0.0)
+        end = run_chain(
+            chain_key, begin, target.log_densities_fn, steps, memory, transition, on_step
+        )
+        return start, end
+
+    keys = random.split(rng_key, num_particles)
+    if chunk_size is None or chunk_size >= num_particles:
+        starts, ends = jax.vmap(particle)(keys)
+    else:
+        starts, ends = lax.map(particle, keys, batch_size=chunk_size)
+    return _run_of(starts, ends, settings.step_size)
+
+
+def run_adaptive_particles(
+    rng_key: jax.Array,
+    target: Target,
+    settings: Settings,
+    num_particles: int,
+    transition: Transition,
+    update_fn: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Run:
+    """
+    Returns particles that have gone from the start to the target together, the step size of each step
+    set by ``update_fn`` from the last one and its mean acceptance. The other parameters are those of
+    :func:`run_particles`.
+    """
+    start_key, chain_key = random.split(rng_key)
+    starts = jax.vmap(target.sample_fn)(random.split(start_key, num_particles))
+    begin = jnp.where(jnp.isfinite(starts), starts, 0.0)
+    steps = settings.steps(starts.shape[-1])
+    ends, step_size = run_adaptive_chains(
+        chain_key, begin, target.log_densities_fn, steps, transition, update_fn
+    )
+    return _run_of(starts, ends, step_size)
+
+
+def run_reverse_particles(
+    rng_key: jax.Array,
+    target: Target,
+    settings: Settings,
+    positions: jax.Array,
+    memory: Memory,
+    transition: Transition = UNCORRECTED,
+) -> Run:
+    """
+    Returns particles that have gone from posterior draws, ``positions``, back to the start. The other
+    parameters are those of :func:`run_particles`.
+    """
+
+    def particle(key: jax.Array, position: jax.Array) -> ChainResult:
+        steps = settings.steps(position.shape[-1])
+        return run_reverse_chain(key, position, target.log_densities_fn, steps, memory, transition)
+
+    ends = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
+    run = _run_of(positions, ends, settings.step_size)
+    # A reverse weight that is not finite counts as infinite: the bound stays a bound.
+    log_weights = jnp.where(jnp.isfinite(ends.log_weight), ends.log_weight, jnp.inf)
+    return run._replace(log_weights=log_weights)
+
+
+def _run_of(starts: jax.Array, ends: ChainResult, step_size: jax.Array) -> Run:
+    """Ends of chains, with weight zero for those that left the representable numbers."""
+    is_finite = jnp.isfinite(starts)
+    is_good = jnp.all(is_finite, -1) & jnp.isfinite(ends.log_weight)
+    acceptance = None if ends.acceptance is None else jnp.mean(ends.acceptance, axis=0)
+    return Run(
+        log_weights=jnp.where(is_good, ends.log_weight, -jnp.inf),
+        positions=ends.position,
+        is_start_finite=jnp.all(is_finite, tuple(range(1, is_finite.ndim))),
+        acceptance=acceptance,
+        step_size=step_size,
+    )
