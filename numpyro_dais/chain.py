@@ -57,6 +57,7 @@ def run_chain(
     steps: Step,
     memory: Memory,
     transition: Transition = UNCORRECTED,
+    preconditioner: jax.Array | None = None,
     on_step: Callable[[jax.Array], None] | None = None,
 ) -> ChainResult:
     r"""
@@ -76,10 +77,19 @@ def run_chain(
     :param steps: settings, one per step along the leading axis.
     :param memory: how the gradient of the chain is taken; see :func:`scan_steps`.
     :param transition: the kind of transitions.
+    :param preconditioner: one for all steps, in place of those in ``steps``.
     :param on_step: called with the index of each step, for a progress bar.
     """
     return _run(
-        forward_step, rng_key, position, log_densities_fn, steps, memory, transition, on_step
+        forward_step,
+        rng_key,
+        position,
+        log_densities_fn,
+        steps,
+        memory,
+        transition,
+        preconditioner,
+        on_step,
     )
 
 
@@ -90,6 +100,7 @@ def run_reverse_chain(
     steps: Step,
     memory: Memory,
     transition: Transition = UNCORRECTED,
+    preconditioner: jax.Array | None = None,
 ) -> ChainResult:
     r"""
     Returns the end of one chain from the target back to the start. From an exact draw of the posterior,
@@ -102,7 +113,15 @@ def run_reverse_chain(
     """
     reversed_steps = jax.tree.map(lambda x: x[::-1], steps)
     end = _run(
-        reverse_step, rng_key, position, log_densities_fn, reversed_steps, memory, transition, None
+        reverse_step,
+        rng_key,
+        position,
+        log_densities_fn,
+        reversed_steps,
+        memory,
+        transition,
+        preconditioner,
+        None,
     )
     acceptance = None if end.acceptance is None else end.acceptance[::-1]
     return end._replace(acceptance=acceptance)
@@ -115,6 +134,7 @@ def run_adaptive_chains(
     steps: Step,
     transition: Transition,
     update_fn: Callable[[jax.Array, jax.Array], jax.Array],
+    preconditioner: jax.Array | None = None,
 ) -> tuple[ChainResult, jax.Array]:
     """
     Returns the ends of corrected chains whose step size follows their mean acceptance, and the step
@@ -128,6 +148,7 @@ def run_adaptive_chains(
     :param steps: settings; of the step sizes only the first counts.
     :param transition: the kind of transitions.
     :param update_fn: the next step size, from the last one and its mean acceptance.
+    :param preconditioner: one for all steps, in place of those in ``steps``.
     """
     initial_key, noise_key = random.split(rng_key)
     densities = jax.vmap(log_densities_fn)(positions)
@@ -138,6 +159,8 @@ def run_adaptive_chains(
     def step_fn(noise: Noise, carry: Any, step: Step) -> Any:
         state, step_size = carry
         step = step._replace(step_size=step_size)
+        if preconditioner is not None:
+            step = step._replace(preconditioner=preconditioner)
         state, acceptance = jax.vmap(
             lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
         )(noise, state)
@@ -161,6 +184,7 @@ def _run(
     steps: Step,
     memory: Memory,
     transition: Transition,
+    preconditioner: jax.Array | None,
     on_step: Callable[[jax.Array], None] | None,
 ) -> ChainResult:
     initial_key, noise_key = random.split(rng_key)
@@ -173,6 +197,8 @@ def _run(
         index, step = xs
         if on_step is not None:
             on_step(index)
+        if preconditioner is not None:
+            step = step._replace(preconditioner=preconditioner)
         return transition_fn(noise, state, step, log_densities_fn, transition)
 
     num_steps, acceptance = len(steps.beta), None

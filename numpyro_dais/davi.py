@@ -20,7 +20,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_dais.chain import MEMORY_MODES, Memory
 from numpyro_dais.estimators import DAIS
-from numpyro_dais.guide import check_guide, guide_plates, pieces_of, seeded_trace
+from numpyro_dais.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
 from numpyro_dais.inspection import Trace, trace_model
 from numpyro_dais.learned import LEARNABLE, LearnedGuide, Sampler, interpolate, schedule_entropy
 from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, minibatch_scale, subsampled_sizes
@@ -74,6 +74,9 @@ class DAVI(ELBO):
         loss stays a bound.
     :param max_step_size: what learned step sizes stay below; ten times the initial one if left out.
     :param is_mass_per_step: whether a learned mass differs from step to step.
+    :param is_whitened: whether the covariance of a Gaussian autoguide is the unit of positions, so that step
+        sizes have no dimension. Not in elements of a plate, which share their settings; and where the mass
+        is learned, which does the same for single coordinates, only the covariance of a full-rank guide.
     :param memory: how gradients go through the chains; see :class:`~numpyro_dais.estimators.DAIS`.
 
     **Example**
@@ -100,13 +103,14 @@ class DAVI(ELBO):
         self,
         num_steps: int | None = None,
         num_particles: int = 1,
-        step_size: Any = 0.05,
+        step_size: Any = 0.1,
         damping: Any = DEFAULT_DAMPING,
         schedule: Schedule | Any = linear,
         learn: tuple[str, ...] = (),
         entropy_weight: float = 0.01,
         max_step_size: float | None = None,
         is_mass_per_step: bool = False,
+        is_whitened: bool = True,
         memory: Memory = "checkpoint",
     ) -> None:
         check_count("num_particles", num_particles, 1)
@@ -135,6 +139,7 @@ class DAVI(ELBO):
             )
         self.num_steps = num_steps
         self.entropy_weight = entropy_weight
+        self.is_whitened = is_whitened
         self.memory: Memory = memory
         self.sampler = Sampler(initial, tuple(learn), max_step_size, is_mass_per_step)
 
@@ -160,15 +165,25 @@ class DAVI(ELBO):
         """
         return self.sampler.values(params)
 
-    def settings(self, params: dict[str, Any], num_steps: int | None = None) -> Settings:
+    def settings(
+        self, params: dict[str, Any], guide: Callable | None = None, num_steps: int | None = None
+    ) -> Settings:
         """
         Returns all settings of the chains, the learned ones among them.
 
         :param params: ``svi_result.params``.
+        :param guide: a guide whose covariance is the unit of positions.
         :param num_steps: another number of steps, to which they are interpolated.
         """
-        settings = self.sampler.settings(params)
-        return settings if num_steps is None else interpolate(settings, num_steps)
+        is_scaled = guide is not None and self.is_whitened
+        scale = guide_scale(_unwrap(guide), params) if is_scaled else None
+        if scale is not None and scale.ndim == 1 and "mass" in self.learn:
+            scale = None
+        settings = self.sampler.settings(params, scale)
+        if num_steps is None:
+            return settings
+        is_changing = "mass" in self.learn and self.sampler.is_mass_per_step
+        return interpolate(settings, num_steps, is_changing)
 
     def loss_with_mutable_state(
         self,
@@ -190,7 +205,8 @@ class DAVI(ELBO):
         :param kwargs: keyword arguments of model and guide.
         """
         problem, scale = self._problem(rng_key, param_map, model, guide, args, kwargs)
-        settings = self.settings(param_map)
+        # The elements of a plate share their settings, so the guide's scale of each is no unit for them.
+        settings = self.settings(param_map, None if problem.plates else problem.guide)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
             run_key, make_target(problem), settings, self.num_particles, self.memory
@@ -222,8 +238,8 @@ class DAVI(ELBO):
             left out.
         :param kwargs: further arguments of DAIS, such as ``num_particles`` and ``plate``.
         """
-        settings = self.settings(params, num_steps)
         guide = _unwrap(guide)
+        settings = self.settings(params, None if kwargs.get("plate") else guide, num_steps)
         return DAIS(
             model, settings=settings, guide=guide, guide_params=params, params=params, **kwargs
         )
@@ -290,7 +306,7 @@ class DAVI(ELBO):
         return problem.replace(plate=plates or None), minibatch_scale(sizes)
 
 
-def _unwrap(guide: Callable) -> Callable:
+def _unwrap(guide: Any) -> Any:
     return guide.guide if isinstance(guide, LearnedGuide) else guide
 
 

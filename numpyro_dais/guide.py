@@ -17,7 +17,14 @@ from jax.extend.core import Var
 import jax.numpy as jnp
 
 from numpyro import handlers
-from numpyro.distributions import Distribution, TransformedDistribution, biject_to
+from numpyro.distributions import (
+    Distribution,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+    TransformedDistribution,
+    biject_to,
+)
 from numpyro.infer import autoguide
 
 from numpyro_dais.density import ModelDensity, Position, make_layout
@@ -32,7 +39,10 @@ __all__ = [
     "flow_posterior",
     "guide_part",
     "guide_plates",
+    "guide_scale",
+    "latent_sites",
     "pieces_of",
+    "seeded_trace",
     "traced_part",
 ]
 
@@ -137,6 +147,33 @@ def _piece_plates(guide: Any, problem: Problem) -> set[str] | None:
     sites = latent_sites(seeded_trace(guide, problem))
     stacks = [{frame.name for frame in site["cond_indep_stack"]} for site in sites.values()]
     return set.intersection(*stacks) if stacks else None
+
+
+def guide_scale(guide: Any, params: dict[str, Any]) -> jax.Array | None:
+    """
+    Returns a square root of the covariance of a Gaussian autoguide over unconstrained values, as a chain
+    orders them: its diagonal, or a matrix. None for other guides.
+
+    :param guide: a guide that has seen the model.
+    :param params: its parameters.
+    """
+    if isinstance(guide, autoguide.AutoNormal):
+        scales = {name: params[f"{name}_{guide.prefix}_scale"] for name in guide._init_locs}
+        return make_layout(scales).ravel(scales)
+    if not isinstance(guide, autoguide.AutoContinuous):
+        return None
+    posterior = handlers.substitute(guide._get_posterior, data=params)()
+    if isinstance(posterior, Normal):
+        scale = posterior.scale
+    elif isinstance(posterior, MultivariateNormal):
+        scale = posterior.scale_tril
+    elif isinstance(posterior, LowRankMultivariateNormal):
+        scale = jnp.linalg.cholesky(posterior.covariance_matrix)
+    else:
+        return None
+    indices = guide._unpack_latent(jnp.arange(guide.latent_dim, dtype=float))
+    order = make_layout(indices).ravel(indices).astype(int)
+    return scale[order] if scale.ndim == 1 else scale[order][:, order]
 
 
 def latent_sites(trace: Trace) -> Trace:

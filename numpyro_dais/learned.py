@@ -84,13 +84,15 @@ class Sampler(NamedTuple):
             values["mass"] = {name.removeprefix(_MASS): params[name] for name in names}
         return values
 
-    def settings(self, params: dict[str, Any]) -> Settings:
+    def settings(self, params: dict[str, Any], scale: jax.Array | None = None) -> Settings:
         """
         Returns the settings of the chains at parameters of a fit.
 
         :param params: the parameters.
+        :param scale: the unit of positions, ``[num_dims]`` or ``[num_dims, num_dims]``.
         """
-        values, settings = self.values(params), self.initial
+        values = self.values(params)
+        settings = self.initial._replace(preconditioner=scale)
         if "schedule" in values:
             settings = settings._replace(betas=values["schedule"])
         if "step_size" in values:
@@ -102,7 +104,13 @@ class Sampler(NamedTuple):
             lead = (settings.num_steps,) if self.is_mass_per_step else ()
             # Sites in alphabetical order, as in a position.
             masses = [jnp.reshape(mass, (*lead, -1)) for mass in values["mass"].values()]
-            settings = settings._replace(preconditioner=jnp.concatenate(masses, -1) ** -0.5)
+            preconditioner = jnp.concatenate(masses, -1) ** -0.5
+            if scale is not None:
+                is_matrix = scale.ndim == 2
+                preconditioner = scale * (
+                    preconditioner[..., None, :] if is_matrix else preconditioner
+                )
+            settings = settings._replace(preconditioner=preconditioner)
         return settings
 
     def require(self, params: dict[str, Any]) -> None:
@@ -157,13 +165,16 @@ def schedule_entropy(params: dict[str, Any]) -> jax.Array:
     return -jnp.sum(jnp.exp(log_increments) * log_increments)
 
 
-def interpolate(settings: Settings, num_steps: int) -> Settings:
+def interpolate(
+    settings: Settings, num_steps: int, is_preconditioner_changing: bool = False
+) -> Settings:
     """
     Returns settings for another number of steps: every setting as a function of k/K, and step sizes
     shrunk as K to the -1/4, the paper's rule.
 
     :param settings: the settings.
     :param num_steps: the number of steps wanted.
+    :param is_preconditioner_changing: whether the preconditioner has one entry per step.
     """
     if num_steps == settings.num_steps:
         return settings
@@ -177,9 +188,10 @@ def interpolate(settings: Settings, num_steps: int) -> Settings:
     shrinkage = (num_steps / settings.num_steps) ** -0.25
     step_size = shrinkage * at_new(settings.step_size, settings.step_size[0])
     preconditioner = settings.preconditioner
-    if preconditioner is not None and preconditioner.ndim == 2:
-        columns = [at_new(column, column[0]) for column in preconditioner.T]
-        preconditioner = jnp.stack(columns, axis=1)
+    if preconditioner is not None and is_preconditioner_changing:
+        flat = preconditioner.reshape(settings.num_steps, -1)
+        columns = jnp.stack([at_new(column, column[0]) for column in flat.T], axis=1)
+        preconditioner = columns.reshape(num_steps, *preconditioner.shape[1:])
     damping = at_new(settings.damping, settings.damping[0])
     return Settings(betas, step_size, damping, preconditioner, settings.num_gradients)
 

@@ -65,10 +65,16 @@ def run_particles(
     def particle(key: jax.Array) -> tuple[jax.Array, ChainResult]:
         start_key, chain_key = random.split(key)
         start = target.sample_fn(start_key)
-        steps = settings.steps(start.shape[-1])
-        begin = jnp.where(jnp.isfinite(start), start, 0.0)
+        steps, preconditioner = settings.steps(start.shape[-1])
         end = run_chain(
-            chain_key, begin, target.log_densities_fn, steps, memory, transition, on_step
+            chain_key,
+            jnp.where(jnp.isfinite(start), start, 0.0),
+            target.log_densities_fn,
+            steps,
+            memory,
+            transition,
+            preconditioner,
+            on_step,
         )
         return start, end
 
@@ -96,9 +102,9 @@ def run_adaptive_particles(
     start_key, chain_key = random.split(rng_key)
     starts = jax.vmap(target.sample_fn)(random.split(start_key, num_particles))
     begin = jnp.where(jnp.isfinite(starts), starts, 0.0)
-    steps = settings.steps(starts.shape[-1])
+    steps, preconditioner = settings.steps(starts.shape[-1])
     ends, step_size = run_adaptive_chains(
-        chain_key, begin, target.log_densities_fn, steps, transition, update_fn
+        chain_key, begin, target.log_densities_fn, steps, transition, update_fn, preconditioner
     )
     return _run_of(starts, ends, step_size)
 
@@ -117,8 +123,10 @@ def run_reverse_particles(
     """
 
     def particle(key: jax.Array, position: jax.Array) -> ChainResult:
-        steps = settings.steps(position.shape[-1])
-        return run_reverse_chain(key, position, target.log_densities_fn, steps, memory, transition)
+        steps, preconditioner = settings.steps(position.shape[-1])
+        return run_reverse_chain(
+            key, position, target.log_densities_fn, steps, memory, transition, preconditioner
+        )
 
     ends = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
     run = _run_of(positions, ends, settings.step_size)

@@ -21,6 +21,15 @@ SCRIPTS = {
         ["--num-particles", "32", "--headline-steps", "100", "--num-steps", "10", "20"],
         ["Exact log evidence: -14204.894", "standard errors", "curvature step, damping 0"],
     ),
+    "davi_autoguide.py": (
+        ["--num-dims", "3", "--sizes", "2", "--num-iterations", "20", "--sandwich-steps", "2"]
+        + ["--sandwich-particles", "8"],
+        ["Log evidence", "ELBO", "IWAE", "DAVI"],
+    ),
+    "empirical_bayes.py": (
+        ["--num-steps", "2", "--num-iterations", "50"],
+        ["0.345   1.255", "ELBO", "DAVI, K = 2"],
+    ),
     "model_selection.py": (
         ["--num-particles", "64", "--num-steps", "32", "--sandwich-steps", "4"],
         ["log Bayes factor", "-30.903", "hierarchical, K = 32", "gap"],
