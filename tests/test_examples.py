@@ -22,8 +22,7 @@ SCRIPTS = {
         ["Exact log evidence: -14204.894", "standard errors", "curvature step, damping 0"],
     ),
     "davi_autoguide.py": (
-        ["--num-dims", "3", "--sizes", "2", "--num-iterations", "20", "--sandwich-steps", "2"]
-        + ["--sandwich-particles", "8"],
+        ["--num-dims", "3", "--sizes", "2", "--num-iterations", "20", "--sandwich-steps", "2"],
         ["Log evidence", "ELBO", "IWAE", "DAVI"],
     ),
     "empirical_bayes.py": (
