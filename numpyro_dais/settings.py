@@ -42,7 +42,8 @@ class Settings(NamedTuple):
 
     def steps(self, num_dims: int) -> Step:
         """
-        Returns the settings stacked by step.
+        Returns the settings stacked by step. A constant preconditioner is not repeated: its leading
+        axis is of length 1.
 
         :param num_dims: the dimension of a position.
         """
@@ -112,7 +113,7 @@ def _by_step(preconditioner: jax.Array, num_steps: int, num_dims: int) -> jax.Ar
             f"per step. Give it a leading axis of length {num_steps}, or make diagonals matrices."
         )
     if shape in (vector, matrix):
-        return jnp.broadcast_to(preconditioner, (num_steps, *shape))
+        return preconditioner[None]
     if shape in ((num_steps, *vector), (num_steps, *matrix)):
         return preconditioner
     raise ValueError(
