@@ -192,7 +192,9 @@ def prepare(
         blocks_per_word=num_flush // length,
         blocks_per_anchor=None if options.anchor_every is None else anchor_every // length,
     )
-    inputs = Inputs(state.position, state.momentum, constants, preconditioner, steps)
+    # Without this XLA keeps all that it drew the momentum from, in order to draw it again.
+    momentum = lax.optimization_barrier(state.momentum)
+    inputs = Inputs(state.position, momentum, constants, preconditioner, steps)
     return plan, inputs, make_grid(lax.stop_gradient(state.position), options.scale)
 
 

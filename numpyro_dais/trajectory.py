@@ -303,7 +303,7 @@ def _pull_back(
 
 def _save(plan: Plan, saved: Saved, index: jax.Array, words: Words) -> tuple[Words, Saved]:
     """The state after a block, with digits put aside if they fill a word, and what is saved by now."""
-    # Written after every block; what the last of a group has written stays.
+    # Written after every block: what the last of a group writes stays, and a row beyond the last is dropped.
     anchors = saved.anchors
     if plan.blocks_per_anchor is not None:
         row = index // plan.blocks_per_anchor
@@ -340,14 +340,14 @@ def _gradient(plan: Plan, constants: list, position: jax.Array, beta: jax.Array)
     return tempered_gradient(partial(plan.log_densities_fn, constants), beta)(position)
 
 
-def _block_noise(plan: Plan, rng_key: jax.Array, index: jax.Array, damping: jax.Array) -> Any:
+def _block_noise(
+    plan: Plan, rng_key: jax.Array, index: jax.Array, damping: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The noise of a block, and what it adds to the momenta."""
-
-    def draw(rng_key: jax.Array, index: jax.Array, damping: jax.Array) -> Any:
-        noise = plan.draw_noise(rng_key, index, len(damping)).normal
-        return noise, jax.vmap(refresh)(noise, jnp.zeros_like(noise), damping)
-
-    return _isolated(draw, rng_key, index, damping)
+    rng_key, index, damping = lax.optimization_barrier((rng_key, index, damping))
+    noise = plan.draw_noise(rng_key, index, len(damping)).normal
+    change = jax.vmap(refresh)(noise, jnp.zeros_like(noise), damping)
+    return noise, lax.optimization_barrier(change)
 
 
 def _vjp(gradient_fn: Callable, constants: list, position: jax.Array, beta: jax.Array) -> Any:
@@ -371,7 +371,7 @@ def _decode(words: Words, grid: Grid) -> ChainState:
 
 
 def _rows(row: jax.Array, num_blocks: int, blocks_per_row: int) -> jax.Array:
-    return jnp.zeros((-(-num_blocks // blocks_per_row), *row.shape), row.dtype)
+    return jnp.zeros((max(1, num_blocks // blocks_per_row), *row.shape), row.dtype)
 
 
 def _keep(tree: Any, is_kept: Any) -> Any:
