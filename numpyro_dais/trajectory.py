@@ -131,15 +131,15 @@ def forward_pass(
         index, step, change = xs
         if plan.on_step is not None:
             plan.on_step(index)
-        words, increment = _advance(plan, inputs, grid, words, step, change)
+        words, increment = _advance(plan, inputs, grid, index, words, step, change)
         return (words, log_weight + increment), None
 
     def block(carry: Any, xs: tuple[jax.Array, Step]) -> tuple[Any, None]:
         words, log_weight, saved = carry
         index, steps = xs
-        _, change = _block_noise(plan, rng_key, index, steps.damping)
-        indices = index * plan.length + jnp.arange(len(change))
-        (words, log_weight), _ = lax.scan(advance, (words, log_weight), (indices, steps, change))
+        change = _noise_change(plan, rng_key, index, steps.damping)
+        inner = index * plan.length + jnp.arange(len(change)), steps, change
+        (words, log_weight), _ = lax.scan(advance, (words, log_weight), inner)
         words, saved = _save(plan, saved, index, words)
         return (words, log_weight, saved), None
 
@@ -184,10 +184,10 @@ def backward_pass(
 
     def retreat(carry: Any, xs: Any) -> tuple[Any, Step]:
         words, state_bar, (constants_bar, preconditioner_bar) = carry
-        step, noise, change = xs
+        index, step, noise, change = xs
         step = with_preconditioner(step, inputs.preconditioner)
-        force_fn = partial(_vjp, gradient_fn, constants)
-        words, gradient, pull_gradient = _retreat(plan, grid, force_fn, words, step, change)
+        words, middle = _retreat(plan, inputs, grid, index, words, step, change)
+        gradient, pull_gradient = jax.vjp(gradient_fn, constants, middle, step.beta)
         state_bar, step_bar, increment = _pull_back(
             _decode(words, grid), step, noise, gradient, pull_gradient, state_bar
         )
@@ -203,9 +203,13 @@ def backward_pass(
         words, cotangents, is_good = carry
         index, steps = xs
         words, is_good_here = _restore(plan, saved, index, words)
-        noise, change = _block_noise(plan, rng_key, index, steps.damping)
+        change = _noise_change(plan, rng_key, index, steps.damping)
+        noise = plan.draw_noise(
+            rng_key, index, len(change)
+        ).normal  # for the gradient of the damping
+        inner = index * plan.length + jnp.arange(len(change)), steps, noise, change
         (words, *cotangents), steps_bar = lax.scan(
-            retreat, (words, *cotangents), (steps, noise, change), reverse=True
+            retreat, (words, *cotangents), inner, reverse=True
         )
         return (words, tuple(cotangents), is_good & is_good_here), steps_bar
 
@@ -229,46 +233,47 @@ def is_close(words: Words, others: Words) -> jax.Array:
 
 
 def _advance(
-    plan: Plan, inputs: Inputs, grid: Grid, words: Words, step: Step, change: jax.Array
+    plan: Plan,
+    inputs: Inputs,
+    grid: Grid,
+    index: jax.Array,
+    words: Words,
+    step: Step,
+    change: jax.Array,
 ) -> tuple[Words, jax.Array]:
     """A step, and what it adds to the log weight."""
     step, unit = with_preconditioner(step, inputs.preconditioner), momentum_unit(change.dtype)
-    settings = step.step_size, step.preconditioner
-    before = decode_momentum(words.momentum)
-    middle, is_valid_middle = add(words.position, _isolated(drift, before, *settings), grid.unit)
-    gradient = _isolated(
-        partial(_gradient, plan), inputs.constants, decode_position(middle, grid), step.beta
-    )
-    momentum, is_valid_kick = add(words.momentum, _isolated(kick, gradient, *settings), unit)
-    after = decode_momentum(momentum)
-    position, is_valid_end = add(middle, _isolated(drift, after, *settings), grid.unit)
+    middle, is_valid = add(words.position, _half_drift(index, words.momentum, step), grid.unit)
+    position = decode_position(middle, grid)
+    momentum, is_valid_kick = add(words.momentum, _kick(plan, inputs, index, position, step), unit)
+    increment = kinetic_change(decode_momentum(words.momentum), decode_momentum(momentum))
+    end, is_valid_end = add(middle, _half_drift(index, momentum, step), grid.unit)
     numerator = plan.ratio.numerator_at(step.damping, momentum)
     damped, digits = multiply(momentum, words.digits, numerator, plan.ratio.denominator)
     momentum, is_valid_noise = add(damped, change, unit)
-    is_valid = jnp.all(is_valid_middle & is_valid_kick & is_valid_end & is_valid_noise, -1)
-    increment = jnp.where(is_valid, kinetic_change(before, after), jnp.nan)
-    return Words(position, momentum, digits), increment
+    is_valid = jnp.all(is_valid & is_valid_kick & is_valid_end & is_valid_noise, -1)
+    return Words(end, momentum, digits), jnp.where(is_valid, increment, jnp.nan)
 
 
 def _retreat(
-    plan: Plan, grid: Grid, force_fn: Callable, words: Words, step: Step, change: jax.Array
-) -> tuple[Words, jax.Array, Callable]:
-    """The state before a step, and the gradient of the path that drove it, with its pullback."""
-    unit, settings = momentum_unit(change.dtype), (step.step_size, step.preconditioner)
+    plan: Plan,
+    inputs: Inputs,
+    grid: Grid,
+    index: jax.Array,
+    words: Words,
+    step: Step,
+    change: jax.Array,
+) -> tuple[Words, jax.Array]:
+    """The state before a step, each line of :func:`_advance` undone, and the position half-way."""
+    unit = momentum_unit(change.dtype)
     numerator = plan.ratio.numerator_at(step.damping, words.momentum)
     damped = subtract(words.momentum, change, unit)
     momentum, digits = undo_multiply(damped, words.digits, numerator, plan.ratio.denominator)
-    half = _isolated(drift, decode_momentum(momentum), *settings)
-    middle = subtract(words.position, half, grid.unit)
-    # One evaluation serves the rebuilding and the derivative of the gradient.
-    gradient, pull_gradient = _isolated(force_fn, decode_position(middle, grid), step.beta)
-    momentum = subtract(momentum, _isolated(kick, gradient, *settings), unit)
-    half = _isolated(drift, decode_momentum(momentum), *settings)
-    return (
-        Words(subtract(middle, half, grid.unit), momentum, digits),
-        gradient,
-        pull_gradient,
-    )
+    middle = subtract(words.position, _half_drift(index, momentum, step), grid.unit)
+    position = decode_position(middle, grid)
+    momentum = subtract(momentum, _kick(plan, inputs, index, position, step), unit)
+    start = subtract(middle, _half_drift(index, momentum, step), grid.unit)
+    return Words(start, momentum, digits), position
 
 
 def _pull_back(
@@ -328,30 +333,53 @@ def _restore(plan: Plan, saved: Saved, index: jax.Array, words: Words) -> tuple[
     return jax.tree.map(partial(jnp.where, is_anchor), anchor, words), is_good
 
 
-def _isolated(fn: Callable, *args: Any) -> Any:
-    """
-    The value of a function, compiled apart from its surroundings: fused differently, the forward and the
-    backward pass would round differently.
-    """
-    return lax.optimization_barrier(fn(*lax.optimization_barrier(args)))
+def _half_drift(index: jax.Array, words: jax.Array, step: Step) -> jax.Array:
+    momentum, settings = decode_momentum(words), (step.step_size, step.preconditioner)
+    if step.preconditioner is None or step.preconditioner.ndim == 1:
+        return drift(momentum, *settings)  # products only, which are rounded in one way
+    return _isolated(index, drift, momentum, *settings)
+
+
+def _kick(
+    plan: Plan, inputs: Inputs, index: jax.Array, position: jax.Array, step: Step
+) -> jax.Array:
+    def kick_fn(constants: list, position: jax.Array, step: Step) -> jax.Array:
+        gradient = _gradient(plan, constants, position, step.beta)
+        return kick(gradient, step.step_size, step.preconditioner)
+
+    return _isolated(index, kick_fn, inputs.constants, position, step)
+
+
+def _noise_change(
+    plan: Plan, rng_key: jax.Array, index: jax.Array, damping: jax.Array
+) -> jax.Array:
+    """What the noise of a block adds to the momenta."""
+
+    def change_fn(rng_key: jax.Array, index: jax.Array, damping: jax.Array) -> jax.Array:
+        noise = plan.draw_noise(rng_key, index, len(damping)).normal
+        return jax.vmap(refresh)(noise, jnp.zeros_like(noise), damping)
+
+    return _isolated(index, change_fn, rng_key, index, damping)
 
 
 def _gradient(plan: Plan, constants: list, position: jax.Array, beta: jax.Array) -> jax.Array:
     return tempered_gradient(partial(plan.log_densities_fn, constants), beta)(position)
 
 
-def _block_noise(
-    plan: Plan, rng_key: jax.Array, index: jax.Array, damping: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The noise of a block, and what it adds to the momenta."""
-    rng_key, index, damping = lax.optimization_barrier((rng_key, index, damping))
-    noise = plan.draw_noise(rng_key, index, len(damping)).normal
-    change = jax.vmap(refresh)(noise, jnp.zeros_like(noise), damping)
-    return noise, lax.optimization_barrier(change)
+def _isolated(index: jax.Array, fn: Callable, *args: Any) -> Any:
+    """
+    The value of a function, compiled apart from its surroundings.
 
+    Fused with them, the forward and the backward pass would round differently: whether a multiplication and
+    an addition become one instruction depends on what else is in a kernel. On a CPU a barrier does not
+    keep XLA from fusing, but a branch does: it does not know that no index is negative.
+    """
+    shapes = jax.eval_shape(fn, *args)
 
-def _vjp(gradient_fn: Callable, constants: list, position: jax.Array, beta: jax.Array) -> Any:
-    return jax.vjp(gradient_fn, constants, position, beta)
+    def zeros(*_: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return lax.cond(index >= 0, fn, zeros, *args)
 
 
 def _linear(gradient: jax.Array) -> LogDensitiesFn:
