@@ -36,7 +36,6 @@ import jax.numpy as jnp
 from numpyro_dais.fixed_point import (
     Grid,
     Ratio,
-    encode_start,
     make_grid,
     num_flush_steps,
     rational_damping,
@@ -52,6 +51,7 @@ from numpyro_dais.trajectory import (
     Inputs,
     Plan,
     Rebuilt,
+    Saved,
     backward_pass,
     forward_pass,
     is_close,
@@ -153,7 +153,7 @@ def run_reversible(
         is_perturbed = jax.tree.unflatten(jax.tree.structure(inputs), flags.values)
         cotangents = jax.tree.map(_instantiate, cotangents)
         rebuilt = backward_pass(plan, inputs, grid, rng_key, saved, cotangents, is_perturbed)
-        return _checked(rebuilt, inputs, plan.blocks_per_anchor is not None), None, None
+        return _checked(rebuilt, saved), None, None
 
     chain.defvjp(chain_forward, chain_backward, symbolic_zeros=True)
     end = chain(inputs, grid, rng_key)
@@ -192,9 +192,7 @@ def prepare(
         blocks_per_word=num_flush // length,
         blocks_per_anchor=None if options.anchor_every is None else anchor_every // length,
     )
-    # Without this XLA keeps all that it drew the momentum from, in order to draw it again.
-    momentum = lax.optimization_barrier(state.momentum)
-    inputs = Inputs(state.position, momentum, constants, preconditioner, steps)
+    inputs = Inputs(state.position, state.momentum, constants, preconditioner, steps)
     return plan, inputs, make_grid(lax.stop_gradient(state.position), options.scale)
 
 
@@ -217,14 +215,15 @@ def _instantiate(cotangent: Any) -> jax.Array:
     return cotangent
 
 
-def _checked(rebuilt: Rebuilt, inputs: Inputs, has_anchors: bool) -> Inputs:
+def _checked(rebuilt: Rebuilt, saved: Saved) -> Inputs:
     """Gradients, or NaN if the backward pass did not come back to the start."""
-    start = encode_start(inputs.momentum)
-    if has_anchors:
-        is_good = rebuilt.is_close & is_close(rebuilt.start, start)
-    else:
+    zeros = jax.tree.map(jnp.zeros_like, saved.end)
+    start = zeros._replace(momentum=saved.start)
+    if saved.anchors is None:
         are_equal = jax.tree.map(jnp.array_equal, rebuilt.start, start)
         is_good = jax.tree.reduce(jnp.logical_and, are_equal)
+    else:
+        is_good = rebuilt.is_close & is_close(rebuilt.start, start)
     _report(is_good)
     return jax.tree.map(lambda x: jnp.where(is_good, x, jnp.nan), rebuilt.gradients)
 

@@ -89,11 +89,13 @@ class Saved(NamedTuple):
     """
     What the backward pass starts from, beside the inputs.
 
+    :param start: the first state's momentum.
     :param end: the last state.
     :param digits: full words of packed digits.
     :param anchors: states on the way; None without anchors.
     """
 
+    start: jax.Array
     end: Words
     digits: jax.Array
     anchors: Words | None
@@ -145,7 +147,9 @@ def forward_pass(
 
     start = encode_start(inputs.momentum)
     num_blocks = -(-len(inputs.steps.beta) // plan.length)
-    saved = Saved(start, _rows(start.digits, num_blocks, plan.blocks_per_word), None)
+    saved = Saved(
+        start.momentum, start, _rows(start.digits, num_blocks, plan.blocks_per_word), None
+    )
     if plan.blocks_per_anchor is not None:
         make_rows = partial(_rows, num_blocks=num_blocks, blocks_per_row=plan.blocks_per_anchor)
         saved = saved._replace(anchors=jax.tree.map(make_rows, start))
