@@ -169,8 +169,8 @@ def test_reverse_undoes_an_uncorrected_step(point):
 
 
 SHAPES = {
-    "diagonal": ((3,), (5, 3)),
-    "matrix": ((3, 3), (5, 3, 3)),
+    "diagonal": ((3,), (1, 3)),
+    "matrix": ((3, 3), (1, 3, 3)),
     "diagonals": ((5, 3), (5, 3)),
     "matrices": ((5, 3, 3), (5, 3, 3)),
 }
