@@ -347,12 +347,6 @@ def test_gradients_of_preconditioners(kind):
     np.testing.assert_allclose(gradient(preconditioner, "reversible"), expected, rtol=1e-8)
 
 
-def latent_scale(X, y, scale=1.0):
-    w = numpyro.sample("w", dist.Normal(0, scale).expand([3]).to_event(1))
-    bias = numpyro.param("bias", 0.2)
-    numpyro.sample("y", dist.Normal(X @ w / scale + bias, 0.5), obs=y)
-
-
 @pytest.mark.usefixtures("x64")
 def test_gradients_through_the_estimator():
     """Of float beside integer data, model and guide parameters, under jit, with a rest of steps."""
@@ -416,21 +410,26 @@ def test_inside_svi_update(regression_data):
 # Scale and range
 
 
-@pytest.mark.parametrize("scale", [1e3, 1e-3])
-def test_words_follow_the_scale_of_the_start(scale):
-    X, y = jnp.asarray(DATA["X"], jnp.float32), jnp.asarray(DATA["y"], jnp.float32)
+def test_words_follow_the_scale_of_the_start():
+    """Parameters of size 1e3 and 1e-3 side by side."""
+    scale = jnp.array([1e3, 1e-3, 1.0])
+
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0, scale).to_event(1))
+        numpyro.sample("y", dist.Normal(X @ (w / scale), 0.5), obs=y)
+
     weights = {}
     for memory in ("plain", "reversible"):
         estimator = DAIS(
-            latent_scale,
+            model,
             num_steps=96,
             num_particles=32,
             step_size=0.1,
-            preconditioner=np.full(3, scale),
-            params={"bias": 0.2},
+            preconditioner=scale,
             memory=memory,
         )
-        weights[memory] = estimator.log_evidence(random.key(1), X, y, scale).log_weights
+        data = DATA["X"].astype(np.float32), DATA["y"].astype(np.float32)
+        weights[memory] = estimator.log_evidence(random.key(1), *data).log_weights
     np.testing.assert_allclose(weights["reversible"], weights["plain"], atol=2e-3)
 
 
@@ -524,6 +523,17 @@ REFUSALS = {
 def test_refusals(kind, kwargs, error, message):
     with pytest.raises(error, match=message):
         kind(models.beta_binomial, **({"memory": "reversible"} | kwargs))
+
+
+def test_second_derivatives_are_refused():
+    values = jax.tree.map(lambda x: jnp.asarray(x, float), DATA)
+
+    def slope(damping):
+        fn = lambda y: log_weight(values | {"y": y, "damping": damping}, "reversible")  # noqa: E731
+        return jax.grad(fn)(values["y"]).sum()
+
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        jax.grad(slope)(values["damping"])
 
 
 def test_reverse_chains_are_those_of_other_modes():
