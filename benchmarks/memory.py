@@ -41,7 +41,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import DAIS
-from numpyro_dais.fixed_point import num_flush_steps, rational_damping
+from numpyro_dais.fixed_point import Ratio, num_flush_steps, rational_damping
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -52,6 +52,7 @@ STYLES = {
     "reversible": {"color": "#d55e00", "marker": "o"},
 }
 DAMPING = 0.9
+LEARNED = Ratio(64, 32, None)
 MIB = 2**20
 
 
@@ -156,7 +157,7 @@ def print_bits() -> None:
     print(
         f"\nBits per parameter and step: {bits:.3f} dropped by a damping of {DAMPING}, "
         f"{32 / num_flush_steps(ratio, 32):.3f} stored (a word every {num_flush_steps(ratio, 32)} steps; "
-        f"{32 / 26:.2f} if damping is learned); a state of two floats is 64."
+        f"{32 / num_flush_steps(LEARNED, 32):.2f} if damping is learned); a state of two floats is 64."
     )
 
 

@@ -141,7 +141,7 @@ def num_flush_steps(ratio: Ratio, num_bits: int) -> int:
     :param num_bits: the size of a word.
 
     >>> num_flush_steps(Ratio(10, 9, 9), 32), num_flush_steps(Ratio(64, 32, None), 32)
-    (173, 26)
+    (173, 27)
     """
     largest, num_steps, denominator = 0, 0, ratio.denominator
     while largest * denominator + denominator - 1 < 2**num_bits:
