@@ -20,12 +20,24 @@ from numpyro_dais.kernel import (
     Transition,
     forward_step,
     reverse_step,
+    split_preconditioner,
+    with_preconditioner,
 )
 from numpyro_dais.path import LogDensitiesFn
+from numpyro_dais.reversible import Reversible, run_reversible
+from numpyro_dais.segments import scan_segments, segment_length
 
-__all__ = ["MEMORY_MODES", "ChainResult", "Memory", "run_chain", "run_reverse_chain", "scan_steps"]
+__all__ = [
+    "MEMORY_MODES",
+    "ChainResult",
+    "Memory",
+    "check_memory",
+    "run_chain",
+    "run_reverse_chain",
+    "scan_steps",
+]
 
-Memory = Literal["plain", "checkpoint"]
+Memory = Literal["plain", "checkpoint", "reversible"]
 MEMORY_MODES: tuple[str, ...] = get_args(Memory)
 
 State = TypeVar("State")
@@ -34,6 +46,8 @@ State = TypeVar("State")
 _NEST_ABOVE = 1024
 # Noise is drawn for this many steps at a time, which halves its cost on a CPU.
 _NOISE_BLOCK = 32
+# So many numbers at a time at most where every word counts.
+_NOISE_SIZE = 2**16
 
 
 class ChainResult(NamedTuple):
@@ -57,8 +71,8 @@ def run_chain(
     steps: Step,
     memory: Memory,
     transition: Transition = UNCORRECTED,
-    preconditioner: jax.Array | None = None,
     on_step: Callable[[jax.Array], None] | None = None,
+    reversible: Reversible | None = None,
 ) -> ChainResult:
     r"""
     Returns the end of one chain from the start to the target. Without corrections (Algorithm 1 of the
@@ -75,10 +89,11 @@ def run_chain(
     :param position: an exact draw from the start.
     :param log_densities_fn: both ends of the path.
     :param steps: settings, one per step along the leading axis.
-    :param memory: how the gradient of the chain is taken; see :func:`scan_steps`.
+    :param memory: how the gradient of the chain is taken: as in :func:`scan_steps`, or ``"reversible"``,
+        which stores next to nothing and runs the chain backwards; see :mod:`numpyro_dais.reversible`.
     :param transition: the kind of transitions.
-    :param preconditioner: one for all steps, in place of those in ``steps``.
     :param on_step: called with the index of each step, for a progress bar.
+    :param reversible: options of that memory mode.
     """
     return _run(
         forward_step,
@@ -88,8 +103,8 @@ def run_chain(
         steps,
         memory,
         transition,
-        preconditioner,
         on_step,
+        reversible or Reversible(),
     )
 
 
@@ -100,28 +115,23 @@ def run_reverse_chain(
     steps: Step,
     memory: Memory,
     transition: Transition = UNCORRECTED,
-    preconditioner: jax.Array | None = None,
 ) -> ChainResult:
     r"""
     Returns the end of one chain from the target back to the start. From an exact draw of the posterior,
     its log weight, the one that the chain would have got forward, satisfies :math:`E[1/w] = 1/p(D)`, so
     its mean is an upper bound of :math:`\log p(D)` in expectation.
 
+    Nobody differentiates these: ``memory="reversible"`` is the same as ``"checkpoint"`` here.
+
     :param position: an exact draw from the posterior.
 
     The other parameters are those of :func:`run_chain`.
     """
     reversed_steps = jax.tree.map(lambda x: x[::-1], steps)
+    if memory == "reversible":
+        memory = "checkpoint"
     end = _run(
-        reverse_step,
-        rng_key,
-        position,
-        log_densities_fn,
-        reversed_steps,
-        memory,
-        transition,
-        preconditioner,
-        None,
+        reverse_step, rng_key, position, log_densities_fn, reversed_steps, memory, transition
     )
     acceptance = None if end.acceptance is None else end.acceptance[::-1]
     return end._replace(acceptance=acceptance)
@@ -134,7 +144,6 @@ def run_adaptive_chains(
     steps: Step,
     transition: Transition,
     update_fn: Callable[[jax.Array, jax.Array], jax.Array],
-    preconditioner: jax.Array | None = None,
 ) -> tuple[ChainResult, jax.Array]:
     """
     Returns the ends of corrected chains whose step size follows their mean acceptance, and the step
@@ -148,19 +157,17 @@ def run_adaptive_chains(
     :param steps: settings; of the step sizes only the first counts.
     :param transition: the kind of transitions.
     :param update_fn: the next step size, from the last one and its mean acceptance.
-    :param preconditioner: one for all steps, in place of those in ``steps``.
     """
     initial_key, noise_key = random.split(rng_key)
     densities = jax.vmap(log_densities_fn)(positions)
     momenta = random.normal(initial_key, positions.shape, positions.dtype)
     state = ChainState(positions, momenta, jnp.zeros_like(densities.log_start), densities)
     step_size = jnp.broadcast_to(steps.step_size[0], state.log_weight.shape[1:])
+    steps, preconditioner = split_preconditioner(steps)
 
     def step_fn(noise: Noise, carry: Any, step: Step) -> Any:
         state, step_size = carry
-        step = step._replace(step_size=step_size)
-        if preconditioner is not None:
-            step = step._replace(preconditioner=preconditioner)
+        step = with_preconditioner(step, preconditioner)._replace(step_size=step_size)
         state, acceptance = jax.vmap(
             lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
         )(noise, state)
@@ -168,7 +175,7 @@ def run_adaptive_chains(
         next_step_size = update_fn(step_size, jnp.mean(acceptance, axis=0))
         return (state, next_step_size), (acceptance, step_size)
 
-    draw_noise = partial(_draw_noise, noise_key, state)
+    draw_noise = partial(_draw_noise, state, noise_key)
     (state, _), (acceptance, step_sizes) = scan_steps(
         step_fn, draw_noise, (state, step_size), steps, "plain"
     )
@@ -184,28 +191,44 @@ def _run(
     steps: Step,
     memory: Memory,
     transition: Transition,
-    preconditioner: jax.Array | None,
-    on_step: Callable[[jax.Array], None] | None,
+    on_step: Callable[[jax.Array], None] | None = None,
+    reversible: Reversible | None = None,
 ) -> ChainResult:
+    check_memory(memory, transition)
     initial_key, noise_key = random.split(rng_key)
     first = log_densities_fn(position)
     momentum = random.normal(initial_key, position.shape, position.dtype)
     densities = first if transition.is_corrected else None
     state = ChainState(position, momentum, jnp.zeros_like(first.log_start), densities)
 
+    steps, preconditioner = split_preconditioner(steps)
+
     def step_fn(noise: Noise, state: ChainState, xs: tuple[jax.Array, Step]) -> Any:
         index, step = xs
         if on_step is not None:
             on_step(index)
-        if preconditioner is not None:
-            step = step._replace(preconditioner=preconditioner)
+        step = with_preconditioner(step, preconditioner)
         return transition_fn(noise, state, step, log_densities_fn, transition)
 
     num_steps, acceptance = len(steps.beta), None
-    if num_steps:
+    draw_noise = partial(_draw_noise, state)
+    if num_steps and memory == "reversible":
+        assert reversible is not None
+        max_length = min(_NOISE_BLOCK, max(1, _NOISE_SIZE // momentum.size))
+        state = run_reversible(
+            noise_key,
+            state,
+            log_densities_fn,
+            steps,
+            preconditioner,
+            draw_noise,
+            max_length,
+            reversible,
+            on_step,
+        )
+    elif num_steps:
         xs = jnp.arange(num_steps), steps
-        draw_noise = partial(_draw_noise, noise_key, state)
-        state, acceptance = scan_steps(step_fn, draw_noise, state, xs, memory)
+        state, acceptance = scan_steps(step_fn, partial(draw_noise, noise_key), state, xs, memory)
     if transition.is_corrected:
         return ChainResult(state.position, state.log_weight, acceptance)
     last = log_densities_fn(state.position)
@@ -214,6 +237,22 @@ def _run(
     # weight is exactly that of importance sampling.
     log_weight = end.log_ratio + ((end.log_start - start.log_start) + state.log_weight)
     return ChainResult(state.position, log_weight, None)
+
+
+def check_memory(memory: Memory, transition: Transition) -> None:
+    """
+    Raises an error if chains of such transitions cannot be run with this memory mode.
+
+    :param memory: the memory mode.
+    :param transition: the kind of transitions.
+    """
+    if memory not in MEMORY_MODES:
+        raise ValueError(f"memory must be one of {list(MEMORY_MODES)}; got {memory!r}.")
+    if memory == "reversible" and transition.is_corrected:
+        raise NotImplementedError(
+            "memory='reversible' runs a chain backwards, and a Metropolis decision cannot be undone; got "
+            "corrected transitions. Use DAIS, or memory='checkpoint'."
+        )
 
 
 def scan_steps(
@@ -239,7 +278,7 @@ def scan_steps(
     """
     num_steps = len(jax.tree.leaves(steps)[0])
     is_nested = memory == "checkpoint" and num_steps > _NEST_ABOVE
-    length = _segment_length(num_steps, math.isqrt(num_steps) if is_nested else _NOISE_BLOCK)
+    length = segment_length(num_steps, math.isqrt(num_steps) if is_nested else _NOISE_BLOCK)
 
     def body(state: State, xs: Any) -> tuple[State, Any]:
         return step_fn(xs[0], state, xs[1])
@@ -256,19 +295,10 @@ def scan_steps(
     if is_nested:
         segment = jax.checkpoint(segment, prevent_cse=False)
 
-    num_segments, num_left = divmod(num_steps, length)
-    split = num_steps - num_left
-    segments = jax.tree.map(lambda x: x[:split].reshape(-1, length, *x.shape[1:]), steps)
-    state, outputs = lax.scan(segment, state, (jnp.arange(num_segments), segments))
-    outputs = jax.tree.map(lambda y: y.reshape(split, *y.shape[2:]), outputs)
-    if num_left:
-        left = jax.tree.map(lambda x: x[split:], steps)
-        state, last = segment(state, (jnp.asarray(num_segments), left))
-        outputs = jax.tree.map(lambda *ys: jnp.concatenate(ys), outputs, last)
-    return state, outputs
+    return scan_segments(segment, state, steps, length)
 
 
-def _draw_noise(rng_key: jax.Array, state: ChainState, index: jax.Array, num_steps: int) -> Noise:
+def _draw_noise(state: ChainState, rng_key: jax.Array, index: jax.Array, num_steps: int) -> Noise:
     """The noise of ``num_steps`` steps of chains in a state like this one."""
     normal_key, momentum = random.fold_in(rng_key, index), state.momentum
     log_uniform = None
@@ -279,10 +309,3 @@ def _draw_noise(rng_key: jax.Array, state: ChainState, index: jax.Array, num_ste
     # Drawn flat: with its final shape it takes XLA five times as long to compile.
     normal = random.normal(normal_key, (num_steps * momentum.size,), momentum.dtype)
     return Noise(normal.reshape(num_steps, *momentum.shape), log_uniform)
-
-
-def _segment_length(num_steps: int, wanted: int) -> int:
-    """A length of about ``wanted`` that divides the steps without a rest, if there is one."""
-    longest = min(num_steps, wanted)
-    divisors = (n for n in range(longest, longest // 4, -1) if num_steps % n == 0)
-    return next(divisors, longest)

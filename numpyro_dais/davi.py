@@ -18,14 +18,17 @@ from numpyro.infer import autoguide
 from numpyro.infer.elbo import ELBO
 from numpyro.util import find_stack_level
 
-from numpyro_dais.chain import MEMORY_MODES, Memory
+from numpyro_dais.chain import Memory, check_memory
 from numpyro_dais.estimators import DAIS
+from numpyro_dais.fixed_point import rational_damping
 from numpyro_dais.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
 from numpyro_dais.inspection import Trace, trace_model
+from numpyro_dais.kernel import UNCORRECTED
 from numpyro_dais.learned import LEARNABLE, LearnedGuide, Sampler, interpolate, schedule_entropy
 from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, minibatch_scale, subsampled_sizes
 from numpyro_dais.particles import Run, run_particles
 from numpyro_dais.problem import Problem
+from numpyro_dais.reversible import Reversible
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, make_settings
 from numpyro_dais.target import make_target
@@ -118,8 +121,7 @@ class DAVI(ELBO):
         if num_steps is None:
             num_steps = 8 if callable(schedule) else len(schedule)
         check_count("num_steps", num_steps, 0)
-        if memory not in MEMORY_MODES:
-            raise ValueError(f"memory must be one of {list(MEMORY_MODES)}; got {memory!r}.")
+        check_memory(memory, UNCORRECTED)
         if not (math.isfinite(entropy_weight) and entropy_weight >= 0):
             raise ValueError(f"entropy_weight must be finite and at least 0; got {entropy_weight}.")
         betas = schedule(num_steps) if callable(schedule) else schedule
@@ -128,6 +130,9 @@ class DAVI(ELBO):
                 f"The schedule must have one beta per step; got {len(betas)} betas for {num_steps} steps. "
                 "Leave num_steps out to take its length from the schedule."
             )
+        ratio = None
+        if memory == "reversible":
+            damping, ratio = rational_damping(damping)
         initial = make_settings(betas, step_size, damping)
         _check_learn(learn, initial)
         if max_step_size is None:
@@ -141,6 +146,7 @@ class DAVI(ELBO):
         self.entropy_weight = entropy_weight
         self.is_whitened = is_whitened
         self.memory: Memory = memory
+        self._reversible = Reversible(None if "damping" in learn else ratio)
         self.sampler = Sampler(initial, tuple(learn), max_step_size, is_mass_per_step)
 
     @property
@@ -180,6 +186,9 @@ class DAVI(ELBO):
         if scale is not None and scale.ndim == 1 and "mass" in self.learn:
             scale = None
         settings = self.sampler.settings(params, scale)
+        if self.memory == "reversible" and "damping" in self.learn:
+            used, _ = rational_damping(settings.damping, is_learned=True)
+            settings = settings._replace(damping=used)
         if num_steps is None:
             return settings
         is_changing = "mass" in self.learn and self.sampler.is_mass_per_step

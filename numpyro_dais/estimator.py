@@ -19,8 +19,9 @@ from numpyro.distributions import Distribution
 from numpyro.util import find_stack_level
 
 from numpyro_dais.bidirectional import Certificate, certificate, posterior_draws
-from numpyro_dais.chain import MEMORY_MODES, Memory
+from numpyro_dais.chain import Memory, check_memory
 from numpyro_dais.evidence import Evidence
+from numpyro_dais.fixed_point import rational_damping
 from numpyro_dais.guide import check_guide
 from numpyro_dais.inspection import check_data
 from numpyro_dais.kernel import UNCORRECTED, Transition
@@ -28,6 +29,7 @@ from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, subsampled_sizes
 from numpyro_dais.particles import Run, run_particles, run_reverse_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.progress import ProgressBar
+from numpyro_dais.reversible import OVERFLOW_NOTE, Reversible
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, is_concrete, make_settings
 from numpyro_dais.target import Target, make_target
@@ -77,6 +79,7 @@ class Estimator:
         params: dict | None = None,
         plate: str | tuple[str, ...] | None = None,
         memory: Memory = "checkpoint",
+        anchor_every: int | None = None,
         chunk_size: int | None = None,
         progress_bar: bool = False,
     ) -> None:
@@ -85,8 +88,14 @@ class Estimator:
         check_count("num_particles", num_particles, 1)
         if chunk_size is not None:
             check_count("chunk_size", chunk_size, 1)
-        if memory not in MEMORY_MODES:
-            raise ValueError(f"memory must be one of {list(MEMORY_MODES)}; got {memory!r}.")
+        check_memory(memory, self.transition)
+        if anchor_every is not None:
+            check_count("anchor_every", anchor_every, 1)
+            if memory != "reversible":
+                raise ValueError(
+                    f"anchor_every= has no meaning with memory={memory!r}; leave it out, or use "
+                    "memory='reversible'."
+                )
         self.model = model
         self.potential_fn = potential_fn
         self.num_particles = num_particles
@@ -99,6 +108,12 @@ class Estimator:
         self.chunk_size = chunk_size
         self.step_size = step_size
         self.damping = DEFAULT_DAMPING if damping is None else damping
+        ratio = None
+        if memory == "reversible":
+            given = self.damping if settings is None else settings.damping
+            self.damping, ratio = rational_damping(given)
+            settings = None if settings is None else settings._replace(damping=self.damping)
+        self._reversible = Reversible(ratio, anchor_every=anchor_every)
         self.schedule = linear if schedule is None else schedule
         self.preconditioner = preconditioner
         if settings is None:
@@ -170,7 +185,7 @@ class Estimator:
             evidence,
             reverse_log_weights=run.log_weights,
             num_chains=draws.num_chains,
-            notes=draws.notes,
+            notes=evidence.notes + draws.notes,
             num_gradients=evidence.num_gradients + num_gradients + draws.num_gradients,
         )
         _warn(evidence)
@@ -214,6 +229,9 @@ class Estimator:
         has_model = self.model is not None and is_concrete((run, problem))
         if has_model and not np.any(np.isfinite(run.log_weights)):
             check_data(problem)
+        notes: tuple[str, ...] = ()
+        if self.memory == "reversible" and is_concrete(run.log_weights):
+            notes = () if np.all(np.isfinite(run.log_weights)) else (OVERFLOW_NOTE,)
         return Evidence(
             log_weights=run.log_weights,
             positions=run.positions,
@@ -224,6 +242,7 @@ class Estimator:
             num_gradients=self._num_gradients_per_particle * self.num_particles
             + settings.num_gradients,
             acceptance=run.acceptance,
+            notes=notes,
         )
 
     @property
@@ -339,6 +358,7 @@ class Estimator:
             self.transition,
             self.chunk_size,
             on_step,
+            self._reversible,
         )
 
     def _reverse_run(

@@ -68,7 +68,10 @@ class DAIS(Estimator):
     :param plate: the name of a plate that holds every site (or names of several): gives one evidence per
         element. Of a subsampled plate, per element of one mini-batch, drawn with the key.
     :param memory: how :func:`jax.grad` goes through a chain: ``"checkpoint"`` recomputes each step,
-        ``"plain"`` stores everything, a little faster with far more memory.
+        ``"plain"`` stores everything, ``"reversible"`` stores next to nothing and runs the chain backwards,
+        in integers; see :mod:`numpyro_dais.reversible` for when to choose which.
+    :param anchor_every: with ``"reversible"``, store a state every so many steps; only needed if a warning
+        says so.
     :param chunk_size: how many particles run at a time; all if left out.
     :param progress_bar: whether to show a progress bar.
 
@@ -261,6 +264,7 @@ _CHAIN_ARGUMENTS = {
     "preconditioner",
     "settings",
     "memory",
+    "anchor_every",
 }
 
 

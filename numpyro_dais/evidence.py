@@ -63,7 +63,7 @@ class Evidence:
     :param acceptance: acceptance rates; None for methods without Metropolis correction.
     :param reverse_log_weights: those of reverse chains from posterior draws; None unless they were run.
     :param num_chains: of how many Markov chains the posterior draws are; None if they are independent.
-    :param notes: what is to be said of the posterior draws.
+    :param notes: what is to be said of the posterior draws, or of the memory mode.
     """
 
     log_weights: jax.Array

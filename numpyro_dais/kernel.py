@@ -28,10 +28,15 @@ __all__ = [
     "Transition",
     "apply",
     "apply_transpose",
+    "drift",
     "forward_step",
+    "kick",
+    "kinetic_change",
     "leapfrog",
     "refresh",
     "reverse_step",
+    "split_preconditioner",
+    "with_preconditioner",
 ]
 
 GradientFn: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -53,7 +58,10 @@ UNCORRECTED = Transition()
 
 
 class Step(NamedTuple):
-    """Settings of one transition, or, stacked along a leading axis, of a chain."""
+    """
+    Settings of one transition, or, stacked along a leading axis, of a chain; the leading axis of a
+    preconditioner that all steps share is of length 1.
+    """
 
     beta: jax.Array
     previous_beta: jax.Array
@@ -83,6 +91,18 @@ class ChainState(NamedTuple):
     momentum: jax.Array
     log_weight: jax.Array
     densities: LogDensities | None
+
+
+def split_preconditioner(steps: Step) -> tuple[Step, jax.Array | None]:
+    """Returns the settings of a chain without a preconditioner that all steps share, and that one."""
+    if steps.preconditioner is None or len(steps.preconditioner) == len(steps.beta):
+        return steps, None
+    return steps._replace(preconditioner=None), steps.preconditioner[0]
+
+
+def with_preconditioner(step: Step, preconditioner: jax.Array | None) -> Step:
+    """Returns the settings of a transition with what :func:`split_preconditioner` took away."""
+    return step if preconditioner is None else step._replace(preconditioner=preconditioner)
 
 
 def apply(preconditioner: jax.Array | None, vector: jax.Array) -> jax.Array:
@@ -124,10 +144,19 @@ def leapfrog(
     :param step_size: :math:`\eta`.
     :param preconditioner: :math:`L`; see :class:`Step`.
     """
-    eta = jnp.asarray(step_size)[..., None]
-    middle = position + 0.5 * eta * apply(preconditioner, momentum)
-    momentum = momentum + eta * apply_transpose(preconditioner, gradient_fn(middle))
-    return middle + 0.5 * eta * apply(preconditioner, momentum), momentum
+    middle = position + drift(momentum, step_size, preconditioner)
+    momentum = momentum + kick(gradient_fn(middle), step_size, preconditioner)
+    return middle + drift(momentum, step_size, preconditioner), momentum
+
+
+def drift(momentum: jax.Array, step_size: jax.Array, preconditioner: jax.Array | None) -> jax.Array:
+    r"""Returns the change :math:`\tfrac{\eta}{2} L v` of the position in half a leapfrog step."""
+    return 0.5 * jnp.asarray(step_size)[..., None] * apply(preconditioner, momentum)
+
+
+def kick(gradient: jax.Array, step_size: jax.Array, preconditioner: jax.Array | None) -> jax.Array:
+    r"""Returns the change :math:`\eta L^\top g` of the momentum in a leapfrog step."""
+    return jnp.asarray(step_size)[..., None] * apply_transpose(preconditioner, gradient)
 
 
 def refresh(noise: jax.Array, momentum: jax.Array, damping: jax.Array) -> jax.Array:
@@ -166,7 +195,7 @@ def forward_step(
         state, acceptance = _corrected_move(noise, state, step, log_densities_fn, transition)
     else:
         moved = _move(state, step, log_densities_fn, transition)
-        log_weight = state.log_weight + _kinetic_change(state.momentum, moved.momentum)
+        log_weight = state.log_weight + kinetic_change(state.momentum, moved.momentum)
         state, acceptance = moved._replace(log_weight=log_weight), None
     momentum = refresh(noise.normal, state.momentum, step.damping)
     return state._replace(momentum=momentum), acceptance
@@ -189,7 +218,7 @@ def reverse_step(
         state, acceptance = _corrected_move(noise, state, step, log_densities_fn, transition)
         return _anneal(state._replace(momentum=-state.momentum), step), acceptance
     moved = _move(state, step, log_densities_fn, transition)
-    log_weight = state.log_weight + _kinetic_change(moved.momentum, refreshed)
+    log_weight = state.log_weight + kinetic_change(moved.momentum, refreshed)
     return moved._replace(momentum=-moved.momentum, log_weight=log_weight), None
 
 
@@ -229,7 +258,7 @@ def _corrected_move(
     moved = moved._replace(densities=log_densities_fn(moved.position))
     change = jax.tree.map(jnp.subtract, moved.densities, state.densities)
     log_ratio = change.log_start + step.beta * change.log_ratio
-    log_ratio = log_ratio + _kinetic_change(state.momentum, moved.momentum)
+    log_ratio = log_ratio + kinetic_change(state.momentum, moved.momentum)
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     is_accepted = noise.log_uniform < log_ratio
     stay = state._replace(momentum=-state.momentum)
@@ -242,7 +271,7 @@ def _corrected_move(
     return jax.tree.map(choose, moved, stay), jnp.exp(jnp.minimum(log_ratio, 0.0))
 
 
-def _kinetic_change(before: jax.Array, after: jax.Array) -> jax.Array:
+def kinetic_change(before: jax.Array, after: jax.Array) -> jax.Array:
     """The log density of one momentum minus that of another."""
     # (v - v')(v + v') rather than v^2 - v'^2: no cancellation when the kick is small.
     return jnp.sum((before - after) * (before + after), -1) / 2

@@ -18,6 +18,7 @@ from numpyro_dais.chain import (
     run_reverse_chain,
 )
 from numpyro_dais.kernel import UNCORRECTED, Transition
+from numpyro_dais.reversible import Reversible, start_scale
 from numpyro_dais.settings import Settings
 from numpyro_dais.target import Target
 
@@ -48,6 +49,7 @@ def run_particles(
     transition: Transition = UNCORRECTED,
     chunk_size: int | None = None,
     on_step: Callable[[jax.Array], None] | None = None,
+    reversible: Reversible | None = None,
 ) -> Run:
     """
     Returns particles that have gone from the start to the target.
@@ -60,21 +62,23 @@ def run_particles(
     :param transition: the kind of transitions.
     :param chunk_size: how many run at a time; all if None.
     :param on_step: called with the index of each step.
+    :param reversible: options of ``memory="reversible"``, but for its scale, which is the start's.
     """
+    if memory == "reversible":
+        reversible = (reversible or Reversible())._replace(scale=start_scale(target.sample_fn))
 
     def particle(key: jax.Array) -> tuple[jax.Array, ChainResult]:
         start_key, chain_key = random.split(key)
         start = target.sample_fn(start_key)
-        steps, preconditioner = settings.steps(start.shape[-1])
         end = run_chain(
             chain_key,
             jnp.where(jnp.isfinite(start), start, 0.0),
             target.log_densities_fn,
-            steps,
+            settings.steps(start.shape[-1]),
             memory,
             transition,
-            preconditioner,
             on_step,
+            reversible,
         )
         return start, end
 
@@ -102,9 +106,9 @@ def run_adaptive_particles(
     start_key, chain_key = random.split(rng_key)
     starts = jax.vmap(target.sample_fn)(random.split(start_key, num_particles))
     begin = jnp.where(jnp.isfinite(starts), starts, 0.0)
-    steps, preconditioner = settings.steps(starts.shape[-1])
+    steps = settings.steps(starts.shape[-1])
     ends, step_size = run_adaptive_chains(
-        chain_key, begin, target.log_densities_fn, steps, transition, update_fn, preconditioner
+        chain_key, begin, target.log_densities_fn, steps, transition, update_fn
     )
     return _run_of(starts, ends, step_size)
 
@@ -123,10 +127,8 @@ def run_reverse_particles(
     """
 
     def particle(key: jax.Array, position: jax.Array) -> ChainResult:
-        steps, preconditioner = settings.steps(position.shape[-1])
-        return run_reverse_chain(
-            key, position, target.log_densities_fn, steps, memory, transition, preconditioner
-        )
+        steps = settings.steps(position.shape[-1])
+        return run_reverse_chain(key, position, target.log_densities_fn, steps, memory, transition)
 
     ends = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
     run = _run_of(positions, ends, settings.step_size)

@@ -24,7 +24,8 @@ class Settings(NamedTuple):
     :param betas: inverse temperatures, ``[K]``.
     :param step_size: one per step, ``[K]``, or per step and element of a plate.
     :param damping: one per step, ``[K]``.
-    :param preconditioner: None; constant, ``[num_dims]`` or ``[num_dims, num_dims]``; or per step, with a leading axis of length K.
+    :param preconditioner: None; constant, ``[num_dims]`` or ``[num_dims, num_dims]`` (lower
+        triangular); or per step, with a leading axis of length K.
     :param num_gradients: gradient evaluations that were spent to find these settings.
     """
 
@@ -39,35 +40,18 @@ class Settings(NamedTuple):
         """The number of steps K."""
         return len(self.betas)
 
-    def steps(self, num_dims: int) -> tuple[Step, jax.Array | None]:
+    def steps(self, num_dims: int) -> Step:
         """
-        Returns the settings stacked by step, and the preconditioner apart if it is the same for all.
+        Returns the settings stacked by step. A constant preconditioner is not repeated: its leading
+        axis is of length 1.
 
         :param num_dims: the dimension of a position.
         """
+        preconditioner = self.preconditioner
+        if preconditioner is not None:
+            preconditioner = _by_step(preconditioner, self.num_steps, num_dims)
         previous = jnp.append(0.0, self.betas[:-1])[: self.num_steps]
-        is_constant = self._has_constant_preconditioner(num_dims)
-        changing, constant = (
-            (None, self.preconditioner) if is_constant else (self.preconditioner, None)
-        )
-        return Step(self.betas, previous, self.step_size, self.damping, changing), constant
-
-    def _has_constant_preconditioner(self, num_dims: int) -> bool:
-        if self.preconditioner is None:
-            return True
-        num_steps, shape = self.num_steps, self.preconditioner.shape
-        vector, matrix = (num_dims,), (num_dims, num_dims)
-        if shape == matrix == (num_steps, num_dims):
-            raise ValueError(
-                f"A preconditioner of shape {shape} with {num_steps} steps may be one matrix or one "
-                f"diagonal per step. Give it a leading axis of length {num_steps}, or make diagonals matrices."
-            )
-        if shape not in (vector, matrix, (num_steps, *vector), (num_steps, *matrix)):
-            raise ValueError(
-                f"A preconditioner must have shape {vector} or {matrix}, with a leading axis of {num_steps} "
-                f"if it changes from step to step; got {shape}."
-            )
-        return shape in (vector, matrix)
+        return Step(self.betas, previous, self.step_size, self.damping, preconditioner)
 
 
 def is_concrete(tree: Any) -> bool:
@@ -119,3 +103,20 @@ def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray)
     if not is_valid.all():
         value = np.asarray(values)[~is_valid][0]
         raise ValueError(f"{name} must be finite and {rule}; got {value}.")
+
+
+def _by_step(preconditioner: jax.Array, num_steps: int, num_dims: int) -> jax.Array:
+    shape, vector, matrix = preconditioner.shape, (num_dims,), (num_dims, num_dims)
+    if shape == matrix == (num_steps, num_dims):
+        raise ValueError(
+            f"A preconditioner of shape {shape} with {num_steps} steps may be one matrix or one diagonal "
+            f"per step. Give it a leading axis of length {num_steps}, or make diagonals matrices."
+        )
+    if shape in (vector, matrix):
+        return preconditioner[None]
+    if shape in ((num_steps, *vector), (num_steps, *matrix)):
+        return preconditioner
+    raise ValueError(
+        f"A preconditioner must have shape {vector} or {matrix}, with a leading axis of {num_steps} if "
+        f"it changes from step to step; got {shape}."
+    )

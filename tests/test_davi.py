@@ -243,6 +243,27 @@ def test_gradients_match_finite_differences(memory):
         np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("x64")
+def test_reversible_memory_gives_the_same_gradient():
+    """With a damping of 7/8, which needs no rounding; a learned one is rounded to 64ths."""
+    learn = ("schedule", "step_size", "mass")
+
+    def slopes(memory, learn, damping):
+        davi = DAVI(3, 2, step_size=0.3, damping=damping, learn=learn, memory=memory)
+        guide = davi.guide(autoguide.AutoMultivariateNormal(skewed, init_scale=0.4))
+        params = init_params(skewed, guide, davi, Y)
+        loss = jax.grad(lambda params: davi.loss(random.key(7), params, skewed, guide, Y))
+        return jax.jit(loss)(params), davi.settings(params)
+
+    for names, damping in [(learn, 0.875), ((*learn, "damping"), 0.875)]:
+        (expected, _), (got, settings) = (
+            slopes(memory, names, damping) for memory in ("checkpoint", "reversible")
+        )
+        np.testing.assert_allclose(settings.damping, 0.875)
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, atol=1e-8)
+
+
 def test_entropy_enters_through_its_gradient_only():
     with_bonus, without = (
         DAVI(num_steps=4, learn=("schedule",), entropy_weight=weight) for weight in (0.5, 0.0)
