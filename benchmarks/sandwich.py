@@ -7,7 +7,7 @@ Sandwich: what reverse chains add to an estimate of the evidence
 
 Two comparisons, against exact values throughout.
 
-1. Bayesian linear regression (n=50, d=5), at several numbers of gradients and so of forward gaps, log
+1. Bayesian linear regression (d=5 and d=20, ten rows for each), at several numbers of gradients and so of forward gaps, log
    evidence minus mean log weight: the root mean squared error (RMSE) of S forward chains over that of
    ``sandwich`` with S/2 forward chains and S/2 reverse chains from exact posterior draws. Both take
    the same number of gradients; the exact draws are free, which only a conjugate posterior allows.
@@ -133,17 +133,17 @@ def exact_draws(target: Target, keys: jax.Array, num_draws: int) -> jax.Array:
     return jax.jit(jax.vmap(draw))(keys)
 
 
-def compare_directions(args: argparse.Namespace) -> None:
+def compare_directions(num_dims: int, args: argparse.Namespace) -> None:
     """Prints the error of forward chains and of both directions, at equal numbers of particles."""
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((50, 5)) + 0.3
-    y = X @ np.array([0.6, -0.4, 0.2, 0.8, 0.0]) + rng.standard_normal(50)
+    X = rng.standard_normal((10 * num_dims, num_dims)) + 0.3
+    y = X @ np.resize([0.6, -0.4, 0.2, 0.8, 0.0], num_dims) + rng.standard_normal(10 * num_dims)
     target = regression(X, y)
     keys = random.split(random.key(1), args.num_seeds)
     half = args.num_particles // 2
     draws = exact_draws(target, keys, half)
     print(
-        f"Linear regression, exact log evidence {target.log_evidence:.3f}; {2 * half} forward chains against "
+        f"\nLinear regression, {num_dims}-d, exact log evidence {target.log_evidence:.3f}; {2 * half} forward chains against "
         f"{half} + {half} in both directions (reverse ones from exact draws), {args.num_seeds} seeds"
     )
     print(
@@ -249,7 +249,8 @@ def compare_draws(name: str, target: Target, args: argparse.Namespace) -> None:
 
 def main(args: argparse.Namespace) -> None:
     begin = time.perf_counter()
-    compare_directions(args)
+    for num_dims in args.num_dims:
+        compare_directions(num_dims, args)
     for name, target in {"Mixture, 5-d": mixture(), "Funnel, 10-d": funnel()}.items():
         compare_draws(name, target, args)
     print(
@@ -267,6 +268,9 @@ if __name__ == "__main__":
     parser.add_argument("--num-seeds", type=int, default=100, help="of the linear regression")
     parser.add_argument("--num-particles", type=int, default=100, help="of the linear regression")
     parser.add_argument(
+        "--num-dims", type=int, nargs="+", default=[5, 20], help="of the linear regression"
+    )
+    parser.add_argument(
         "--num-gradients",
         type=int,
         nargs="+",
@@ -281,6 +285,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if args.quick:
         args.num_seeds, args.num_repeats, args.num_chains = 10, 2, 32
-        args.num_gradients = [100]
+        args.num_gradients, args.num_dims = [100], [5]
         args.num_warmup, args.num_samples = 50, 50
     main(args)
