@@ -53,8 +53,14 @@ def test_reverse_weights_and_the_sandwich(kind, kwargs):
     assert "exact draws" in repr(evidence)
 
 
+@pytest.fixture(params=["float32", "x64"])
+def precision(request):
+    with jax.enable_x64(request.param == "x64"):
+        yield np.dtype("float64" if request.param == "x64" else "float32")
+
+
 @pytest.mark.parametrize("kind", [DAIS, HAIS])
-def test_sandwich_of_a_regression(kind, regression_data):
+def test_sandwich_of_a_regression(kind, precision, regression_data):
     X, y = (jnp.array(x)[:12] for x in regression_data)
     exact = LinearRegression(
         X,
@@ -71,6 +77,7 @@ def test_sandwich_of_a_regression(kind, regression_data):
         models.regression, num_steps=60, num_particles=4_000, step_size=0.25, schedule=schedule
     )
     evidence = estimator.sandwich(random.key(3), X, y, posterior_samples={"w": draws})
+    assert evidence.log_weights.dtype == evidence.reverse_log_weights.dtype == precision
     truth = exact.log_evidence
     inverse = np.exp(truth - np.asarray(evidence.reverse_log_weights, np.float64))
     assert abs(inverse.mean() - 1) < 5 * inverse.std() / np.sqrt(len(inverse))

@@ -96,6 +96,9 @@ def test_readme_example(readme):
     evidence = readme["evidence"]
     assert abs(float(evidence) - exact) < 5 * float(evidence.standard_error)
     assert not evidence.warnings
+    final = readme["final"]
+    assert abs(float(final) - exact) < 5 * float(final.standard_error)
+    assert readme["refined"]["tau"].shape == (1000,)
     assert readme["draws"]["z"].shape == (1000, 8)
     assert readme["data"]["posterior"]["tau"].shape == (1, 128)
     assert readme["data"]["importance"]["log_weight"].shape == (128,)
