@@ -208,9 +208,7 @@ def backward_pass(
         index, steps = xs
         words, is_good_here = _restore(plan, saved, index, words)
         change = _noise_change(plan, rng_key, index, steps.damping)
-        noise = plan.draw_noise(
-            rng_key, index, len(change)
-        ).normal  # for the gradient of the damping
+        noise = plan.draw_noise(rng_key, index, len(change)).normal  # for the slope of the damping
         inner = index * plan.length + jnp.arange(len(change)), steps, noise, change
         (words, *cotangents), steps_bar = lax.scan(
             retreat, (words, *cotangents), inner, reverse=True

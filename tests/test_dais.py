@@ -34,13 +34,6 @@ def data(regression_data):
     return [jnp.array(x) for x in regression_data]
 
 
-def test_literally_without_arguments():
-    evidence = DAIS(models.beta_binomial).log_evidence()
-    exact = models.beta_binomial_log_evidence()
-    assert abs(float(evidence) - exact) < 4 * evidence.standard_error
-    assert evidence.standard_error < 0.05
-
-
 @pytest.mark.parametrize("make_key", [random.key, random.PRNGKey], ids=["typed", "raw"])
 def test_same_key_same_answer(make_key):
     estimator = DAIS(one_normal, num_particles=16, **EXPLICIT)
@@ -279,6 +272,7 @@ def paper_model(X, y):
     numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
 
 
+@pytest.mark.usefixtures("optimised")
 def test_float32_keeps_the_digits_of_a_large_log_density():
     """Within 0.05 nats of x64 on the paper's regression, where one float32 unit is 0.001."""
     X, y = paper_data()
@@ -302,6 +296,7 @@ def test_float32_keeps_the_digits_of_a_large_log_density():
     assert np.max(np.abs(np.asarray(log_joint, np.float64) - reference)) < 0.01
 
 
+@pytest.mark.usefixtures("optimised")
 def test_float32_estimate_is_that_of_x64():
     """From a start so good that the estimate has hardly any noise of its own."""
     X, y = paper_data()

@@ -94,7 +94,6 @@ def jitted_loss(davi, rng_key, params, model, guide, *args):
 
 GUIDES = {
     "AutoNormal": lambda: autoguide.AutoNormal(skewed, init_scale=0.4),
-    "AutoDiagonalNormal": lambda: autoguide.AutoDiagonalNormal(skewed, init_scale=0.4),
     "AutoMultivariateNormal": lambda: autoguide.AutoMultivariateNormal(skewed, init_scale=0.4),
     "AutoLowRankMultivariateNormal": lambda: autoguide.AutoLowRankMultivariateNormal(skewed),
     "AutoIAFNormal": lambda: autoguide.AutoIAFNormal(skewed, hidden_dims=[4], num_flows=1),

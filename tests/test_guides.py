@@ -196,7 +196,7 @@ def test_laplace_is_gaussian_at_the_mode():
     def potential(latent):
         return potential_energy(model, (), {}, guide._unpack_latent(latent))
 
-    precision = np.asarray(jax.hessian(potential)(loc), float)
+    precision = np.asarray(jax.jit(jax.hessian(potential))(loc), float)
     latent = loc + 0.3 * jnp.cos(jnp.arange(4.0))
     values = guide._unpack_latent(latent)
     u = jnp.concatenate([jnp.ravel(values[name]) for name in ("mu", "p", "rate")])
