@@ -87,4 +87,7 @@ def bennett(
 
 
 def _relative_variance(values: Any, xp: Any) -> Any:
-    return xp.var(values, axis=0, ddof=1) / xp.mean(values, axis=0) ** 2
+    """Infinite if all values have underflowed to zero: the two directions do not meet."""
+    mean = xp.mean(values, axis=0)
+    ratio = xp.std(values, axis=0, ddof=1) / xp.where(mean > 0, mean, 1.0)
+    return xp.where(mean > 0, ratio**2, xp.inf)

@@ -266,3 +266,8 @@ def test_flows_cannot_be_reversed():
     estimator = DAIS(model, guide=guide, guide_params=params, num_steps=2, step_size=0.1)
     with pytest.raises(NotImplementedError, match=r"AutoIAFNormal.*invert the flow"):
         estimator.sandwich()
+
+
+def test_directions_that_do_not_meet_have_an_infinite_error():
+    result = bennett(np.full(4, -2000.0), np.full(4, 2000.0))
+    assert np.isinf(result.standard_error)

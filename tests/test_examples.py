@@ -45,6 +45,8 @@ WARNINGS = [
     "ignore:k-hat is",
     "-W",
     "ignore:NUTS ha",
+    "-W",
+    "ignore:Forward and reverse weights hardly overlap",
 ]
 
 
@@ -96,9 +98,9 @@ def test_readme_example(readme):
     evidence = readme["evidence"]
     assert abs(float(evidence) - exact) < 5 * float(evidence.standard_error)
     assert not evidence.warnings
-    final = readme["final"]
-    assert abs(float(final) - exact) < 5 * float(final.standard_error)
-    assert readme["refined"]["tau"].shape == (1000,)
+    schools = stats.norm.logpdf(y, 0.0, np.sqrt(sigma**2 + 400.0))
+    np.testing.assert_allclose(readme["final"].log_evidence, schools, atol=0.1)
+    assert readme["refined"]["theta"].shape == (1000, 8)
     assert readme["draws"]["z"].shape == (1000, 8)
     assert readme["data"]["posterior"]["tau"].shape == (1, 128)
     assert readme["data"]["importance"]["log_weight"].shape == (128,)
