@@ -22,7 +22,7 @@ from numpyro_dais.chain import Memory, check_memory
 from numpyro_dais.estimators import DAIS
 from numpyro_dais.fixed_point import rational_damping
 from numpyro_dais.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
-from numpyro_dais.inspection import Trace, trace_model
+from numpyro_dais.inspection import Trace, plates_of, trace_model
 from numpyro_dais.kernel import UNCORRECTED
 from numpyro_dais.learned import LEARNABLE, LearnedGuide, Sampler, interpolate, schedule_entropy
 from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, minibatch_scale, subsampled_sizes
@@ -33,7 +33,7 @@ from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, make_settings
 from numpyro_dais.target import make_target
 from numpyro_dais.tuning import DEFAULT_DAMPING
-from numpyro_dais.validation import check_count
+from numpyro_dais.validation import check_count, resolve_betas, resolve_num_steps
 
 __all__ = ["DAVI"]
 
@@ -118,18 +118,11 @@ class DAVI(ELBO):
     ) -> None:
         check_count("num_particles", num_particles, 1)
         super().__init__(num_particles=num_particles)
-        if num_steps is None:
-            num_steps = 8 if callable(schedule) else len(schedule)
-        check_count("num_steps", num_steps, 0)
+        num_steps = resolve_num_steps(num_steps, schedule, default=8)
         check_memory(memory, UNCORRECTED)
         if not (math.isfinite(entropy_weight) and entropy_weight >= 0):
             raise ValueError(f"entropy_weight must be finite and at least 0; got {entropy_weight}.")
-        betas = schedule(num_steps) if callable(schedule) else schedule
-        if len(betas) != num_steps:
-            raise ValueError(
-                f"The schedule must have one beta per step; got {len(betas)} betas for {num_steps} steps. "
-                "Leave num_steps out to take its length from the schedule."
-            )
+        betas = resolve_betas(schedule, num_steps)
         ratio = None
         if memory == "reversible":
             damping, ratio = rational_damping(damping)
@@ -218,7 +211,12 @@ class DAVI(ELBO):
         settings = self.settings(param_map, None if problem.plates else problem.guide)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
-            run_key, make_target(problem), settings, self.num_particles, self.memory
+            run_key,
+            make_target(problem),
+            settings,
+            self.num_particles,
+            self.memory,
+            reversible=self._reversible,
         )
         bounds = logsumexp(run.log_weights, axis=0) - math.log(self.num_particles)
         loss = -scale * jnp.sum(bounds)
@@ -351,7 +349,7 @@ def _independent_plates(
 ) -> tuple[str, ...]:
     """The plates that hold every sample site of model and guide."""
     sites = _sample_sites(trace_model(problem, random.key(0)))
-    stacks = {n: {frame.name for frame in site["cond_indep_stack"]} for n, site in sites.items()}
+    stacks = {name: plates_of(site) for name, site in sites.items()}
     of_guide = guide_plates(problem)
     if of_guide is not None:
         stacks["the guide"] = of_guide

@@ -44,6 +44,7 @@ from numpyro_dais.validation import (
     check_key,
     check_only_settings,
     check_what,
+    resolve_betas,
     resolve_num_steps,
 )
 
@@ -295,12 +296,7 @@ class Estimator:
         )
 
     def _settings(self, step_size: Any) -> Settings:
-        betas = self.schedule(self.num_steps) if callable(self.schedule) else self.schedule
-        if len(betas) != self.num_steps:
-            raise ValueError(
-                f"The schedule must have one beta per step; got {len(betas)} betas for {self.num_steps} "
-                "steps. Leave num_steps out to take its length from the schedule."
-            )
+        betas = resolve_betas(self.schedule, self.num_steps)
         return make_settings(betas, step_size, self.damping, self.preconditioner)
 
     def _problem(self, args: tuple, kwargs: dict) -> Problem:

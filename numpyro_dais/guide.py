@@ -28,7 +28,7 @@ from numpyro.distributions import (
 from numpyro.infer import autoguide
 
 from numpyro_dais.density import ModelDensity, Position, make_layout
-from numpyro_dais.inspection import Trace, plate_axes_of
+from numpyro_dais.inspection import Trace, plate_axes_of, plates_of
 from numpyro_dais.problem import Problem
 
 __all__ = [
@@ -142,10 +142,9 @@ def _piece_plates(guide: Any, problem: Problem) -> set[str] | None:
             return set()
         (name,) = guide._init_locs
         site = guide.prototype_trace[name]
-        frames = site["cond_indep_stack"]
-        return {f.name for f in frames if plate_axes_of(site, (f.name,)) == (0,)}
+        return {plate for plate in plates_of(site) if plate_axes_of(site, (plate,)) == (0,)}
     sites = latent_sites(seeded_trace(guide, problem))
-    stacks = [{frame.name for frame in site["cond_indep_stack"]} for site in sites.values()]
+    stacks = [plates_of(site) for site in sites.values()]
     return set.intersection(*stacks) if stacks else None
 
 
@@ -207,8 +206,7 @@ def guide_part(guide: Any, problem: Problem, density: ModelDensity) -> Part:
                 f"The guide's site {name!r} is auxiliary, so the density of the other sites is not "
                 "known. Use a guide without auxiliary sites."
             )
-        inside = {frame.name for frame in site["cond_indep_stack"]}
-        if outside := [plate for plate in problem.plates if plate not in inside]:
+        if outside := [plate for plate in problem.plates if plate not in plates_of(site)]:
             raise ValueError(
                 f"With plate={outside[0]!r} the guide must factorise over that plate, but its site {name!r} "
                 "is outside. Open the plate around it, or leave plate= out."

@@ -33,6 +33,7 @@ __all__ = [
     "inspect_model",
     "is_imputed",
     "plate_axes_of",
+    "plates_of",
     "subsampled_plates",
     "trace_model",
     "unmasked",
@@ -292,13 +293,19 @@ def _plate_axes(
                 "leave plate= out."
             )
     for name, site in trace.items():
-        inside = {frame.name for frame in site.get("cond_indep_stack", [])}
-        if site["type"] == "sample" and (outside := [p for p in plates if p not in inside]):
+        if site["type"] == "sample" and (
+            outside := [p for p in plates if p not in plates_of(site)]
+        ):
             raise ValueError(
                 f"One evidence per element needs every site inside plate {outside[0]!r}, but site {name!r} "
                 "is outside. Move it inside, or leave plate= out."
             )
     return {name: plate_axes_of(trace[name], plates) for name in prototype}
+
+
+def plates_of(site: dict[str, Any]) -> set[str]:
+    """Returns the names of the plates around a site."""
+    return {frame.name for frame in site["cond_indep_stack"]}
 
 
 def plate_axes_of(site: dict[str, Any], plates: tuple[str, ...]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer import autoguide
 
 from numpyro_dais.guide import latent_sites, pieces_of
-from numpyro_dais.inspection import Trace, plate_axes_of
+from numpyro_dais.inspection import Trace, plate_axes_of, plates_of
 from numpyro_dais.settings import Settings
 
 __all__ = ["LEARNABLE", "LearnedGuide", "Sampler", "interpolate", "schedule_entropy"]
@@ -216,7 +216,7 @@ def _element_shapes(guide: Any, trace: Trace) -> dict[str, tuple[int, ...]]:
                 name: piece.prototype_trace[name] for name in sites if name in piece.prototype_trace
             }
             sites.update(own)
-    stacks = [{frame.name for frame in site["cond_indep_stack"]} for site in sites.values()]
+    stacks = [plates_of(site) for site in sites.values()]
     plates = tuple(set.intersection(*stacks)) if stacks else ()
     shapes = {}
     for name, site in sorted(sites.items()):

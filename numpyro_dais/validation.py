@@ -14,7 +14,14 @@ from numpyro.util import is_prng_key
 
 from numpyro_dais.settings import Settings
 
-__all__ = ["check_count", "check_key", "check_only_settings", "check_what", "resolve_num_steps"]
+__all__ = [
+    "check_count",
+    "check_key",
+    "check_only_settings",
+    "check_what",
+    "resolve_betas",
+    "resolve_num_steps",
+]
 
 DEFAULT_NUM_STEPS = 256
 
@@ -60,12 +67,25 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}.")
 
 
-def resolve_num_steps(num_steps: int | None, schedule: Any) -> int:
-    """Returns the number of steps, as given or that of the schedule."""
+def resolve_num_steps(
+    num_steps: int | None, schedule: Any, default: int = DEFAULT_NUM_STEPS
+) -> int:
+    """Returns the number of steps, as given, that of the schedule, or the default."""
     if num_steps is None:
-        return DEFAULT_NUM_STEPS if callable(schedule) else len(schedule)
+        return default if callable(schedule) else len(schedule)
     check_count("num_steps", num_steps, 0)
     return num_steps
+
+
+def resolve_betas(schedule: Any, num_steps: int) -> Any:
+    """Returns the inverse temperatures of a schedule, one for each step."""
+    betas = schedule(num_steps) if callable(schedule) else schedule
+    if len(betas) != num_steps:
+        raise ValueError(
+            f"The schedule must have one beta per step; got {len(betas)} betas for {num_steps} steps. "
+            "Leave num_steps out to take its length from the schedule."
+        )
+    return betas
 
 
 def check_only_settings(settings: Any, *others: Any) -> None:
