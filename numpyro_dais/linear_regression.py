@@ -163,7 +163,7 @@ class LinearRegression:
         :param gradient_noise: :math:`\Sigma`, the covariance of independent noise
             :math:`\xi \sim N(0, \Sigma)` added to the gradient of the log likelihood in each step.
         :param batch_size: the number of rows B of a mini-batch, drawn without replacement anew in each
-            step and for each chain, that the gradient of the log likelihood is estimated from.
+            step, that the gradient of the log likelihood is estimated from.
         """
         steps = betas, step_size, damping
         return self._gap(self._follow(*steps, preconditioner, gradient_noise, batch_size))
@@ -233,7 +233,7 @@ class LinearRegression:
             )
         betas = np.asarray(betas, np.float64)
         noise = _as_matrix(0.0 if gradient_noise is None else gradient_noise, self.num_dims)
-        scales = self._preconditioners(preconditioner)
+        scales = self._preconditioners(preconditioner, len(betas))
         batch = None
         if batch_size is not None and self._batch_scale(batch_size) > 0:
             batch = self._batch_tensors._replace(scale=np.array(self._batch_scale(batch_size)))
@@ -288,12 +288,16 @@ class LinearRegression:
         means = betas * (basis.T @ root @ self._score) / precisions
         return precisions, means, means @ basis.T @ root
 
-    def _preconditioners(self, preconditioner: ArrayLike | None) -> Array:
+    def _preconditioners(self, preconditioner: ArrayLike | None, num_steps: int) -> Array:
         """The preconditioner as matrices, one per step, or a single one for all."""
         scale = np.asarray(1.0 if preconditioner is None else preconditioner, np.float64)
         is_per_step = scale.ndim == 3 or (scale.ndim == 2 and scale.shape != self.gram.shape)
         if not is_per_step:
             return _as_matrix(scale, self.num_dims)[None]
+        if len(scale) != num_steps:
+            raise ValueError(
+                f"A preconditioner per step needs one for each of the {num_steps} betas; got shape {scale.shape}."
+            )
         return scale if scale.ndim == 3 else scale[:, :, None] * np.eye(self.num_dims)
 
     def _batch_scale(self, batch_size: int) -> float:

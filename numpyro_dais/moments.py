@@ -23,7 +23,7 @@ __all__ = ["BatchTensors", "ChainMoments", "Moments", "Steps", "Target", "propag
 Array: TypeAlias = Any  # of JAX inside the compiled program, of NumPy outside
 
 # Steps of one call of the compiled program, which is the same for every K.
-_CHUNK = 4096
+_CHUNK = 512
 
 
 class Moments(NamedTuple):

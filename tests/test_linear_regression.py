@@ -138,7 +138,7 @@ def test_gradient_noise_is_that_of_all_batches(regression_data):
 def test_closed_form_is_double_precision_and_concrete():
     """In float32 and float64 mode, and where a program is being traced, the number is the same."""
     regression = paper_regression()
-    settings = (linear(5000), 0.05, 0.9)  # more steps than a chunk has
+    settings = (linear(1000), 0.05, 0.9)  # more steps than a chunk has
     gap = regression.expected_gap(*settings)
     with jax.enable_x64(True):
         assert regression.expected_gap(*settings) == gap
@@ -312,6 +312,8 @@ def test_bad_arguments():
     for batch_size in (0, 3):
         with pytest.raises(ValueError, match=f"between 1 and the 2 rows of X; got {batch_size}"):
             regression.expected_gap(linear(2), 0.1, 0.0, batch_size=batch_size)
+    with pytest.raises(ValueError, match=r"each of the 2 betas; got shape \(3, 1\)"):
+        regression.expected_gap(linear(2), 0.1, 0.0, preconditioner=np.ones((3, 1)))
     with pytest.raises(ValueError, match="Leave one out"):
         regression.expected_gap(linear(2), 0.1, 0.0, batch_size=1, gradient_noise=1.0)
     with pytest.raises(ValueError, match="noise_scale must be positive; got 0"):
