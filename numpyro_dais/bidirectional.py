@@ -73,6 +73,11 @@ def posterior_draws(
         raise ValueError(
             "With potential_fn= the posterior draws have to be given: pass posterior_samples=."
         )
+    if problem.data_plate is not None:
+        raise ValueError(
+            f"With a subsampled plate ({problem.data_plate.name!r}) the posterior draws have to be given, as NUTS "
+            "needs all the data at every step: pass posterior_samples=."
+        )
     return _nuts_draws(rng_key, problem, num_draws)
 
 

@@ -20,18 +20,22 @@ from numpyro.util import find_stack_level
 
 from numpyro_dais.bidirectional import Certificate, certificate, posterior_draws
 from numpyro_dais.chain import Memory, check_memory
+from numpyro_dais.data_plate import Batches, find_data_plate, warn_of_noise
+from numpyro_dais.dynamics import check_dynamics, num_full_gradients, with_data_plate
 from numpyro_dais.evidence import Evidence
 from numpyro_dais.fixed_point import rational_damping
 from numpyro_dais.guide import check_guide
 from numpyro_dais.inspection import check_data
 from numpyro_dais.kernel import UNCORRECTED, Transition
+from numpyro_dais.laplace import check_mode
 from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, subsampled_sizes
 from numpyro_dais.particles import Run, run_particles, run_reverse_particles
-from numpyro_dais.problem import Problem
+from numpyro_dais.problem import DataPlate, Problem
 from numpyro_dais.progress import ProgressBar
 from numpyro_dais.reversible import OVERFLOW_NOTE, Reversible
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, is_concrete, make_settings
+from numpyro_dais.surrogate import QuadraticSurrogate, fit_quadratic
 from numpyro_dais.target import Target, make_target
 from numpyro_dais.tuning import (
     DEFAULT_DAMPING,
@@ -79,6 +83,8 @@ class Estimator:
         guide_params: dict | None = None,
         params: dict | None = None,
         plate: str | tuple[str, ...] | None = None,
+        minibatch: bool | Batches = False,
+        surrogate: str | QuadraticSurrogate | None = None,
         memory: Memory = "checkpoint",
         anchor_every: int | None = None,
         chunk_size: int | None = None,
@@ -90,6 +96,12 @@ class Estimator:
         if chunk_size is not None:
             check_count("chunk_size", chunk_size, 1)
         check_memory(memory, self.transition)
+        self.batches = check_dynamics(minibatch, surrogate, memory, plate)
+        if model is None and (self.batches is not None or surrogate is not None):
+            raise ValueError(
+                "minibatch= and surrogate= need a model, whose likelihood they know from its prior; got "
+                "potential_fn=."
+            )
         if anchor_every is not None:
             check_count("anchor_every", anchor_every, 1)
             if memory != "reversible":
@@ -105,6 +117,7 @@ class Estimator:
         self.guide_params = guide_params
         self.params = params
         self.plate = plate
+        self.surrogate = surrogate
         self.memory: Memory = memory
         self.chunk_size = chunk_size
         self.step_size = step_size
@@ -131,8 +144,12 @@ class Estimator:
         self._jitted_run = jax.jit(self._run, static_argnames="num_particles")
         self._jitted_reverse_run = jax.jit(self._reverse_run)
         self._jitted_draws = jax.jit(_start_draws)
+        self._jitted_fit = jax.jit(fit_quadratic)
         self._checked: set = set()
         self._sizes: dict = {}
+        self._data_plates: dict = {}
+        if self.batches is not None:
+            warn_of_noise("surrogate='quadratic' is the remedy")
 
     def log_evidence(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Evidence:
         """
@@ -150,6 +167,7 @@ class Estimator:
         rng_key = check_key(rng_key)
         if self.plate is not None and (sizes := self._subsampled_sizes(problem)):
             problem = draw_minibatch(random.fold_in(rng_key, MINIBATCH), problem, sizes)
+        problem = self._with_dynamics(rng_key, problem)
         evidence = self._estimate(rng_key, problem)
         _warn(evidence)
         return evidence
@@ -177,11 +195,13 @@ class Estimator:
         :param kwargs: keyword arguments of the model.
         """
         problem = self._problem(args, kwargs)
-        forward_key, reverse_key, draws_key = random.split(check_key(rng_key), 3)
+        rng_key = check_key(rng_key)
+        forward_key, reverse_key, draws_key = random.split(rng_key, 3)
+        problem = self._with_dynamics(rng_key, problem)
         evidence = self._estimate(forward_key, problem)
         draws = posterior_draws(draws_key, problem, posterior_samples, self.num_particles)
         run = self._jitted_reverse_run(reverse_key, problem, evidence.settings, draws.positions)
-        num_gradients = len(run.log_weights) * self._num_gradients_per_particle
+        num_gradients = self._num_gradients(problem, len(run.log_weights))
         evidence = replace(
             evidence,
             reverse_log_weights=run.log_weights,
@@ -206,6 +226,11 @@ class Estimator:
         :param kwargs: keyword arguments of the model.
         """
         check_count("num_datasets", num_datasets, 2)
+        if self.batches is not None or self.surrogate is not None:
+            raise NotImplementedError(
+                "certify simulates all the data, many times; got minibatch= or surrogate=, which are for data "
+                "too large for that. Certify settings on a part of the data, or use sandwich."
+            )
         problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
         self._check(problem)
@@ -240,8 +265,9 @@ class Estimator:
             settings=settings._replace(step_size=run.step_size),
             problem=problem,
             method=type(self).__name__,
-            num_gradients=self._num_gradients_per_particle * self.num_particles
-            + settings.num_gradients,
+            num_gradients=self._num_gradients(problem, self.num_particles)
+            + settings.num_gradients
+            + (0 if problem.surrogate is None else problem.surrogate.num_gradients),
             acceptance=run.acceptance,
             notes=notes,
         )
@@ -249,6 +275,36 @@ class Estimator:
     @property
     def _num_gradients_per_particle(self) -> int:
         return self.num_steps * self.transition.num_leapfrog
+
+    def _num_gradients(self, problem: Problem, num_chains: int) -> int:
+        num_gradients = num_chains * self._num_gradients_per_particle
+        return num_full_gradients(problem, num_gradients, num_chains)
+
+    def fit_surrogate(self, *args: Any, **kwargs: Any) -> QuadraticSurrogate:
+        """
+        Returns the surrogate that the steps follow with ``surrogate="quadratic"``, fitted to the model at its
+        arguments. It may be given as ``surrogate=``, for other runs and under :func:`jax.jit`. Runs on the host.
+
+        :param args: arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        problem = self._problem(args, kwargs)
+        if not is_concrete(problem):
+            raise ValueError(
+                "fit_surrogate runs on the host and needs concrete arguments; call it outside jit."
+            )
+        plate = self._data_plate(problem, "surrogate=")
+        return self._fit(with_data_plate(random.key(0), problem, plate, None))
+
+    def _fit(self, problem: Problem) -> QuadraticSurrogate:
+        self._check(problem)
+        surrogate, mode = self._jitted_fit(problem)
+        check_mode(
+            mode,
+            "A quadratic surrogate needs one: reparametrise the model, start near the posterior (guide=), or "
+            "leave surrogate= out.",
+        )
+        return surrogate
 
     def tune(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Settings:
         """
@@ -268,8 +324,13 @@ class Estimator:
             raise ValueError(
                 "tune runs on the host and needs concrete arguments; call it outside jit."
             )
+        problem = self._with_dynamics(rng_key, problem)
         self._check(problem)
-        return self._tune(random.split(rng_key)[0], problem)
+        settings = self._tune(random.split(rng_key)[0], problem)
+        if self.surrogate == "quadratic":
+            num_gradients = settings.num_gradients + int(problem.surrogate.num_gradients)
+            settings = settings._replace(num_gradients=num_gradients)
+        return settings
 
     def _tune(self, rng_key: jax.Array, problem: Problem) -> Settings:
         if self.num_steps == 0:
@@ -278,7 +339,13 @@ class Estimator:
         if spread is None:
             spread = start_spread(self._jitted_draws(rng_key, problem))
 
+        num_gradients = 0
+
         def trial_fn(key: jax.Array, settings: Settings) -> float:
+            nonlocal num_gradients
+            num_gradients += num_full_gradients(
+                problem, settings.num_steps * NUM_PILOT_PARTICLES, NUM_PILOT_PARTICLES
+            )
             run = self._jitted_run(key, problem, settings, num_particles=NUM_PILOT_PARTICLES)
             return float(np.mean(run.log_weights))
 
@@ -292,7 +359,7 @@ class Estimator:
             tuned.step_size,
             self.damping,
             spread,
-            tuned.num_gradients,
+            num_gradients,
         )
 
     def _settings(self, step_size: Any) -> Settings:
@@ -318,6 +385,30 @@ class Estimator:
         if signature not in self._sizes:
             self._sizes[signature] = subsampled_sizes(problem)
         return self._sizes[signature]
+
+    def _data_plate(self, problem: Problem, option: str) -> DataPlate | None:
+        """The plate around the data; looked for once for each shape of arguments."""
+        signature = _signature(problem)
+        if signature not in self._data_plates:
+            self._data_plates[signature] = find_data_plate(problem, option)
+        return self._data_plates[signature]
+
+    def _with_dynamics(self, rng_key: jax.Array, problem: Problem) -> Problem:
+        """The problem with what the steps are to follow instead of the gradient on all the data."""
+        if self.batches is None and self.surrogate is None:
+            return problem
+        plate = self._data_plate(problem, "surrogate=" if self.batches is None else "minibatch=")
+        problem = with_data_plate(rng_key, problem, plate, self.batches)
+        if self.surrogate is None:
+            return problem
+        if isinstance(self.surrogate, QuadraticSurrogate):
+            return problem.replace(surrogate=self.surrogate)
+        if not is_concrete(problem):
+            raise ValueError(
+                "surrogate='quadratic' is fitted on the host, which jit, vmap and grad do not allow. Fit it on "
+                "concrete arguments, surrogate = DAIS(model).fit_surrogate(*args), and pass surrogate=surrogate."
+            )
+        return problem.replace(surrogate=self._fit(problem))
 
     def _check(self, problem: Problem) -> None:
         """Raises the errors of a bad problem before it is compiled; once for each shape of arguments."""

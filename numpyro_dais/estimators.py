@@ -67,6 +67,13 @@ class DAIS(Estimator):
     :param params: values of the model's ``param`` (and ``mutable``) sites.
     :param plate: the name of a plate that holds every site (or names of several): gives one evidence per
         element. Of a subsampled plate, per element of one mini-batch, drawn with the key.
+    :param minibatch: for data in one subsampled plate, ``numpyro.plate(name, N, subsample_size=B)``, with all
+        latents outside: each step sees a fresh mini-batch, ``True`` or ``"shared"`` for one sequence that all
+        particles share, ``"particle"`` for one each; the weights use all the data, in chunks, and stay
+        unbiased. The bound does not tighten as the number of steps grows (Theorem 2 of [1]).
+    :param surrogate: the remedy for large data: ``"quadratic"`` has the steps follow the exact prior and a
+        quadratic expansion of the log likelihood around the mode, fitted first; the weights use all the
+        data. Or what :meth:`fit_surrogate` has returned. See :mod:`numpyro_dais.surrogate`.
     :param memory: how :func:`jax.grad` goes through a chain: ``"checkpoint"`` recomputes each step,
         ``"plain"`` stores everything, ``"reversible"`` stores next to nothing and runs the chain backwards,
         in integers; see :mod:`numpyro_dais.reversible` for when to choose which.
@@ -121,6 +128,11 @@ class _Corrected(Estimator):
         adaptation: Adaptation,
         kwargs: dict,
     ) -> None:
+        _refuse(
+            kwargs,
+            {"minibatch", "surrogate"},
+            "a Metropolis decision needs the density of all the data at every step",
+        )
         if not 0 < target_acceptance < 1:
             raise ValueError(f"target_acceptance must lie in (0, 1); got {target_acceptance}.")
         if adaptation not in ("pilot", "online"):
@@ -265,6 +277,8 @@ _CHAIN_ARGUMENTS = {
     "settings",
     "memory",
     "anchor_every",
+    "minibatch",
+    "surrogate",
 }
 
 

@@ -59,7 +59,8 @@ class Evidence:
     :param settings: the settings of the run.
     :param problem: the model, its arguments and the start.
     :param method: the name of the estimator.
-    :param num_gradients: gradient evaluations, those of the pilot run included.
+    :param num_gradients: gradient evaluations, those of the pilot run included. With mini-batches or a
+        surrogate, in gradients on all the data; see :func:`numpyro_dais.dynamics.num_full_gradients`.
     :param acceptance: acceptance rates; None for methods without Metropolis correction.
     :param reverse_log_weights: those of reverse chains from posterior draws; None unless they were run.
     :param num_chains: of how many Markov chains the posterior draws are; None if they are independent.
@@ -118,14 +119,22 @@ class Evidence:
 
     @property
     def lower_bound_error(self) -> jax.Array:
-        """The standard error of :attr:`lower_bound`; infinite with one particle or a zero weight."""
-        if self.num_particles == 1:
+        """
+        The standard error of :attr:`lower_bound`; infinite with one particle or a zero weight, and where all
+        particles share one sequence of mini-batches, over which it would have to be taken.
+        """
+        if self.num_particles == 1 or self._has_shared_batches:
             return jnp.full(self.log_weights.shape[1:], jnp.inf)
         is_finite = jnp.all(jnp.isfinite(self.log_weights), axis=0)
         spread = jnp.std(
             jnp.where(is_finite, self.log_weights - self.lower_bound, 0.0), axis=0, ddof=1
         )
         return jnp.where(is_finite, spread / np.sqrt(self.num_particles), jnp.inf)
+
+    @property
+    def _has_shared_batches(self) -> bool:
+        plate = self.problem.data_plate
+        return plate is not None and plate.batches == "shared" and self.settings.num_steps > 0
 
     @property
     def upper_bound(self) -> jax.Array | None:
@@ -241,6 +250,7 @@ class Evidence:
             lines = [
                 f"{self.method}: log evidence {_with_error(self.log_evidence, self.standard_error)}",
                 f"  lower bound {_with_error(self.lower_bound, self.lower_bound_error)} (mean log weight)",
+                *self._describe_batches(),
                 *self._describe_upper_bound(),
                 f"  {self._cost}; ESS {float(self.ess):.1f}, k-hat {_number(self.khat)}",
             ]
@@ -258,6 +268,14 @@ class Evidence:
             return []
         kind = "exact draws" if self.num_chains is None else "approximate: draws by NUTS"
         return [f"  upper bound {_with_error(self.upper_bound, self.upper_bound_error)} ({kind})"]
+
+    def _describe_batches(self) -> list[str]:
+        if not self._has_shared_batches:
+            return []
+        return [
+            "    (its error is over sequences of mini-batches, of which all particles share one: take several keys, "
+            "or minibatch='particle')"
+        ]
 
     def _describe_elements(self) -> list[str]:
         values, errors = np.asarray(self.log_evidence), np.asarray(self.standard_error)

@@ -189,9 +189,9 @@ def _check_plates(trace: Trace, problem: Problem) -> None:
         if name not in problem.subsample:
             raise NotImplementedError(
                 f"Plate {name!r} takes {subsample_size} of {size} elements; the evidence needs all of "
-                f"them. Leave subsample_size out; or, where every site is inside, name it in plate={name!r} "
-                "for the evidence of each element of a mini-batch. (Mini-batch gradients of a global latent "
-                "are not available yet.)"
+                f"them. Leave subsample_size out; or use surrogate='quadratic', or minibatch=True, whose steps "
+                f"do without; or, where every site is inside, name it in plate={name!r} for the evidence of "
+                "each element of a mini-batch."
             )
 
 

@@ -79,6 +79,7 @@ def run_particles(
             transition,
             on_step,
             reversible,
+            target.dynamics_fn,
         )
         return start, end
 
@@ -128,7 +129,15 @@ def run_reverse_particles(
 
     def particle(key: jax.Array, position: jax.Array) -> ChainResult:
         steps = settings.steps(position.shape[-1])
-        return run_reverse_chain(key, position, target.log_densities_fn, steps, memory, transition)
+        return run_reverse_chain(
+            key,
+            position,
+            target.log_densities_fn,
+            steps,
+            memory,
+            transition,
+            target.dynamics_fn,
+        )
 
     ends = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
     run = _run_of(positions, ends, settings.step_size)

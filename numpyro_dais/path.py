@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["LogDensities", "LogDensitiesFn", "tempered_gradient"]
+__all__ = ["DynamicsFn", "LogDensities", "LogDensitiesFn", "tempered_gradient"]
 
 
 class LogDensities(NamedTuple):
@@ -23,6 +23,8 @@ class LogDensities(NamedTuple):
 
 
 LogDensitiesFn = Callable[[jax.Array], LogDensities]
+# What a step follows, from the key of a chain's mini-batches and the step's index.
+DynamicsFn = Callable[[jax.Array, jax.Array], LogDensitiesFn]
 
 
 def tempered_gradient(

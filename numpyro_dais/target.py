@@ -4,6 +4,7 @@
 """A problem as the chains see it: densities over flat positions, exact draws, and the way back."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +14,12 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution
 from numpyro.distributions.transforms import ComposeTransform
 
+from numpyro_dais.data_plate import LikelihoodFn
 from numpyro_dais.density import ModelDensity, Position, make_layout
+from numpyro_dais.dynamics import end_likelihood, step_likelihood
 from numpyro_dais.guide import FLOW_GUIDES, flow_posterior
 from numpyro_dais.inspection import inspect_model
-from numpyro_dais.path import LogDensities, LogDensitiesFn
+from numpyro_dais.path import DynamicsFn, LogDensities, LogDensitiesFn
 from numpyro_dais.problem import Problem
 from numpyro_dais.start import make_start
 
@@ -29,7 +32,9 @@ class Target(NamedTuple):
 
     :param sample_fn: an exact draw from the start, as a position ``[num_dims]``
         (``[num_elements, num_dims]`` with a plate).
-    :param log_densities_fn: both ends of the path at a position.
+    :param log_densities_fn: both ends of the path at a position; they enter the weights.
+    :param dynamics_fn: the two that a step's gradient follows instead, from the key of the chain's
+        mini-batches and the step's index; None if they are the same.
     :param constrain_fn: the values of the model's sites at a position.
     :param ravel_fn: the position of unconstrained values by site.
     """
@@ -38,6 +43,7 @@ class Target(NamedTuple):
     log_densities_fn: LogDensitiesFn
     constrain_fn: Callable[[jax.Array], Any]
     ravel_fn: Callable[[Any], jax.Array]
+    dynamics_fn: DynamicsFn | None = None
 
 
 def make_target(problem: Problem) -> Target:
@@ -54,10 +60,10 @@ def make_target(problem: Problem) -> Target:
     start = make_start(problem, density)
     is_start_prior = problem.guide is None and isinstance(problem.start, str)
 
-    def log_densities_fn(position: jax.Array) -> LogDensities:
+    def with_likelihood(likelihood_fn: LikelihoodFn, position: jax.Array) -> LogDensities:
         values = density.layout.unravel(position)
         trace = density.run(values)
-        log_likelihood = density.log_likelihood(values, trace)
+        log_likelihood = likelihood_fn(values, trace)
         if is_start_prior:
             return LogDensities(density.log_prior(values, trace), log_likelihood)
         log_start = start.log_density_fn(values, trace)
@@ -67,10 +73,22 @@ def make_target(problem: Problem) -> Target:
 
     return Target(
         sample_fn=lambda rng_key: density.layout.ravel(start.sample_fn(rng_key)),
-        log_densities_fn=log_densities_fn,
+        log_densities_fn=partial(with_likelihood, end_likelihood(problem, density)),
         constrain_fn=lambda position: density.constrain(density.layout.unravel(position)),
         ravel_fn=density.layout.ravel,
+        dynamics_fn=_dynamics(problem, density, with_likelihood),
     )
+
+
+def _dynamics(
+    problem: Problem,
+    density: ModelDensity,
+    with_likelihood: Callable[[LikelihoodFn, jax.Array], LogDensities],
+) -> DynamicsFn | None:
+    likelihood_of = step_likelihood(problem, density)
+    if likelihood_of is None:
+        return None
+    return lambda batch_key, index: partial(with_likelihood, likelihood_of(batch_key, index))
 
 
 def _flow_target(problem: Problem, density: ModelDensity) -> Target:
@@ -91,20 +109,19 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
         latent, intermediates = transform.call_with_intermediates(noise)
         return unpack(latent), transform.log_abs_det_jacobian(noise, latent, intermediates)
 
-    def log_densities_fn(noise: jax.Array) -> LogDensities:
+    def with_likelihood(likelihood_fn: LikelihoodFn, noise: jax.Array) -> LogDensities:
         values, log_det = to_sites(noise)
         trace = density.run(values)
         log_start = base.log_prob(noise)
         log_prior = density.log_prior(values, trace) + log_det
-        return LogDensities(
-            log_start, log_prior - log_start + density.log_likelihood(values, trace)
-        )
+        return LogDensities(log_start, log_prior - log_start + likelihood_fn(values, trace))
 
     return Target(
         sample_fn=base.sample,
-        log_densities_fn=log_densities_fn,
+        log_densities_fn=partial(with_likelihood, end_likelihood(problem, density)),
         constrain_fn=lambda noise: density.constrain(to_sites(noise)[0]),
         ravel_fn=density.layout.ravel,
+        dynamics_fn=_dynamics(problem, density, with_likelihood),
     )
 
 
