@@ -170,7 +170,10 @@ def _drift(moments: Moments, shift: Array) -> Moments:
     half = _product(shift, moments.cov_vv)
     return moments._replace(
         mean_u=moments.mean_u + _product(shift, moments.mean_v),
-        cov_uu=moments.cov_uu + cross + cross.swapaxes(1, 2) + _product(half, shift.swapaxes(1, 2)),
+        cov_uu=moments.cov_uu
+        + cross
+        + cross.swapaxes(1, 2)
+        + _symmetric(_product(half, shift.swapaxes(1, 2))),
         cov_uv=moments.cov_uv + half,
     )
 
@@ -186,9 +189,13 @@ def _kick(moments: Moments, kick: Array, precision: Array, score: Array, noise: 
         cov_vv=moments.cov_vv
         + cross
         + cross.swapaxes(1, 2)
-        + _product(slope, half)
-        + _product(_product(kick, noise), kick.swapaxes(1, 2)),
+        + _symmetric(_product(slope, half) + _product(_product(kick, noise), kick.swapaxes(1, 2))),
     )
+
+
+def _symmetric(matrices: Array) -> Array:
+    """The same up to rounding, which, where it is not symmetric, would grow from step to step."""
+    return (matrices + matrices.swapaxes(1, 2)) / 2
 
 
 def _refresh(moments: Moments, damping: Array) -> Moments:
