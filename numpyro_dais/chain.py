@@ -23,7 +23,7 @@ from numpyro_dais.kernel import (
     split_preconditioner,
     with_preconditioner,
 )
-from numpyro_dais.path import DynamicsFn, LogDensitiesFn
+from numpyro_dais.path import DynamicsFn, LogDensities, LogDensitiesFn
 from numpyro_dais.reversible import Reversible, run_reversible
 from numpyro_dais.segments import scan_segments, segment_length
 
@@ -32,6 +32,8 @@ __all__ = [
     "ChainResult",
     "Memory",
     "check_memory",
+    "move_chains",
+    "run_adaptive_chains",
     "run_chain",
     "run_reverse_chain",
     "scan_steps",
@@ -196,6 +198,42 @@ def run_adaptive_chains(
     )
     acceptance = jnp.moveaxis(acceptance, 0, 1)
     return ChainResult(state.position, state.log_weight, acceptance), step_sizes
+
+
+def move_chains(
+    rng_key: jax.Array,
+    positions: jax.Array,
+    densities: LogDensities,
+    log_densities_fn: LogDensitiesFn,
+    steps: Step,
+    transition: Transition,
+) -> tuple[jax.Array, LogDensities, jax.Array]:
+    """
+    Returns positions after corrected transitions, the log densities there, and the acceptance of each, for
+    the moves of a population between temperatures.
+
+    :param rng_key: the key of all chains.
+    :param positions: one per chain along the leading axis.
+    :param densities: both log densities there.
+    :param log_densities_fn: both ends of the path.
+    :param steps: settings, one per transition along the leading axis.
+    :param transition: the kind of transitions.
+    """
+    initial_key, noise_key = random.split(rng_key)
+    momenta = random.normal(initial_key, positions.shape, positions.dtype)
+    state = ChainState(positions, momenta, jnp.zeros_like(densities.log_start), densities)
+    steps, preconditioner = split_preconditioner(steps)
+
+    def step_fn(noise: Noise, state: ChainState, step: Step) -> Any:
+        step = with_preconditioner(step, preconditioner)
+        return jax.vmap(
+            lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
+        )(noise, state)
+
+    draw_noise = partial(_draw_noise, state, noise_key)
+    state, acceptance = scan_steps(step_fn, draw_noise, state, steps, "plain")
+    assert state.densities is not None
+    return state.position, state.densities, acceptance
 
 
 def _run(
