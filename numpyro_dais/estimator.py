@@ -228,11 +228,11 @@ class Estimator:
             settings = self._tune(pilot_key, problem)
         run = self._jitted_run(run_key, problem, settings, num_particles=self.num_particles)
         has_model = self.model is not None and is_concrete((run, problem))
-        if has_model and not np.any(np.isfinite(run.log_weights)):
+        if has_model and not np.any(np.isfinite(np.asarray(run.log_weights))):
             check_data(problem)
         notes: tuple[str, ...] = ()
         if self.memory == "reversible" and is_concrete(run.log_weights):
-            notes = () if np.all(np.isfinite(run.log_weights)) else (OVERFLOW_NOTE,)
+            notes = () if np.all(np.isfinite(np.asarray(run.log_weights))) else (OVERFLOW_NOTE,)
         return Evidence(
             log_weights=run.log_weights,
             positions=run.positions,
@@ -280,7 +280,7 @@ class Estimator:
 
         def trial_fn(key: jax.Array, settings: Settings) -> float:
             run = self._jitted_run(key, problem, settings, num_particles=NUM_PILOT_PARTICLES)
-            return float(np.mean(run.log_weights))
+            return float(np.mean(np.asarray(run.log_weights)))
 
         make_betas = self.schedule
         if not callable(make_betas):
