@@ -178,8 +178,10 @@ class Estimator:
         """
         problem = self._problem(args, kwargs)
         forward_key, reverse_key, draws_key = random.split(check_key(rng_key), 3)
-        evidence = self._estimate(forward_key, problem)
+        if is_concrete(problem):
+            self._check(problem)
         draws = posterior_draws(draws_key, problem, posterior_samples, self.num_particles)
+        evidence = self._estimate(forward_key, problem)
         run = self._jitted_reverse_run(reverse_key, problem, evidence.settings, draws.positions)
         num_gradients = len(run.log_weights) * self._num_gradients_per_particle
         evidence = replace(

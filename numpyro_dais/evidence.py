@@ -341,7 +341,7 @@ def _on_host(
     """
     if not is_concrete(log_weights):
         return fn(log_weights, jnp)
-    with np.errstate(divide="ignore"):
+    with np.errstate(all="ignore"):
         value = np.asarray(fn(np.asarray(log_weights, np.float64), np))
     return jnp.asarray(value.astype(log_weights.dtype if dtype is None else dtype))
 
