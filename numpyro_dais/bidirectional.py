@@ -93,8 +93,9 @@ def _to_positions(problem: Problem, samples: Any) -> jax.Array:
     if problem.potential_fn is not None:
         return jax.vmap(target.ravel_fn)(samples)
     density = ModelDensity(problem, inspect_model(problem))
-    shapes = {n: s["value"].shape for n, s in density.run(density.structure.prototype).items()}
     names = set(density.structure.prototype)
+    values = jax.eval_shape(density.constrain, density.structure.prototype)
+    shapes = {name: values[name].shape for name in names}
     check_site_names("posterior_samples", set(samples), names)
     for name in sorted(names):
         if jnp.shape(samples[name])[1:] != shapes[name]:
@@ -235,11 +236,15 @@ def _observed(trace: dict) -> dict[str, dict[str, Any]]:
 
 
 def _check_can_be_simulated(problem: Problem) -> None:
-    trace = handlers.trace(handlers.seed(problem.prepared_model, random.key(0))).get_trace(
-        *problem.args, **problem.kwargs
-    )
-    observed = _observed(trace)
-    factors = [name for name, site in observed.items() if isinstance(site["fn"], Unit)]
+    seeded = handlers.seed(problem.prepared_model, random.key(0))
+    observed: dict[str, bool] = {}
+
+    def collect() -> None:
+        trace = handlers.trace(seeded).get_trace(*problem.args, **problem.kwargs)
+        observed.update({n: isinstance(s["fn"], Unit) for n, s in _observed(trace).items()})
+
+    jax.eval_shape(collect)
+    factors = [name for name, is_factor in observed.items() if is_factor]
     if not observed or factors:
         what = f"the factor sites {factors}" if factors else "no observed sites"
         raise ValueError(

@@ -198,8 +198,10 @@ class Estimator:
         rng_key = check_key(rng_key)
         forward_key, reverse_key, draws_key = random.split(rng_key, 3)
         problem = self._with_dynamics(rng_key, problem)
-        evidence = self._estimate(forward_key, problem)
+        if is_concrete(problem):
+            self._check(problem)
         draws = posterior_draws(draws_key, problem, posterior_samples, self.num_particles)
+        evidence = self._estimate(forward_key, problem)
         run = self._jitted_reverse_run(reverse_key, problem, evidence.settings, draws.positions)
         num_gradients = self._num_gradients(problem, len(run.log_weights))
         evidence = replace(
@@ -253,11 +255,11 @@ class Estimator:
             settings = self._tune(pilot_key, problem)
         run = self._jitted_run(run_key, problem, settings, num_particles=self.num_particles)
         has_model = self.model is not None and is_concrete((run, problem))
-        if has_model and not np.any(np.isfinite(run.log_weights)):
+        if has_model and not np.any(np.isfinite(np.asarray(run.log_weights))):
             check_data(problem)
         notes: tuple[str, ...] = ()
         if self.memory == "reversible" and is_concrete(run.log_weights):
-            notes = () if np.all(np.isfinite(run.log_weights)) else (OVERFLOW_NOTE,)
+            notes = () if np.all(np.isfinite(np.asarray(run.log_weights))) else (OVERFLOW_NOTE,)
         return Evidence(
             log_weights=run.log_weights,
             positions=run.positions,
@@ -347,7 +349,7 @@ class Estimator:
                 problem, settings.num_steps * NUM_PILOT_PARTICLES, NUM_PILOT_PARTICLES
             )
             run = self._jitted_run(key, problem, settings, num_particles=NUM_PILOT_PARTICLES)
-            return float(np.mean(run.log_weights))
+            return float(np.mean(np.asarray(run.log_weights)))
 
         make_betas = self.schedule
         if not callable(make_betas):

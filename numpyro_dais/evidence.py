@@ -3,6 +3,7 @@
 
 """The result of every estimator: log weights, and what can be read off them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any
 import warnings
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
@@ -93,7 +94,7 @@ class Evidence:
         """
         if self.reverse_log_weights is not None:
             return bennett(self.log_weights, self.reverse_log_weights).log_evidence
-        return logsumexp(self.log_weights, axis=0) - np.log(self.num_particles)
+        return _on_host(_log_mean, self.log_weights)
 
     @property
     def standard_error(self) -> jax.Array:
@@ -104,7 +105,7 @@ class Evidence:
         if self.reverse_log_weights is not None:
             num_effective = self._num_effective_reverse
             return bennett(self.log_weights, self.reverse_log_weights, num_effective).standard_error
-        return _standard_error(self.log_weights, jnp)
+        return _on_host(_standard_error, self.log_weights)
 
     @property
     def lower_bound(self) -> jax.Array:
@@ -112,10 +113,7 @@ class Evidence:
         The mean :math:`\frac1S \sum_s \log w_s`, the paper's :math:`\mathcal L_{DAIS}`: a lower bound of
         :math:`\log p(D)` in expectation.
         """
-        # Measured from the largest, so that float32 does not lose digits of a long sum.
-        largest = jax.lax.stop_gradient(jnp.max(self.log_weights, axis=0))
-        largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
-        return largest + jnp.mean(self.log_weights - largest, axis=0)
+        return _on_host(_mean, self.log_weights)
 
     @property
     def lower_bound_error(self) -> jax.Array:
@@ -123,13 +121,9 @@ class Evidence:
         The standard error of :attr:`lower_bound`; infinite with one particle or a zero weight, and where all
         particles share one sequence of mini-batches, over which it would have to be taken.
         """
-        if self.num_particles == 1 or self._has_shared_batches:
+        if self._has_shared_batches:
             return jnp.full(self.log_weights.shape[1:], jnp.inf)
-        is_finite = jnp.all(jnp.isfinite(self.log_weights), axis=0)
-        spread = jnp.std(
-            jnp.where(is_finite, self.log_weights - self.lower_bound, 0.0), axis=0, ddof=1
-        )
-        return jnp.where(is_finite, spread / np.sqrt(self.num_particles), jnp.inf)
+        return _on_host(_mean_error, self.log_weights)
 
     @property
     def _has_shared_batches(self) -> bool:
@@ -144,17 +138,19 @@ class Evidence:
         """
         if self.reverse_log_weights is None:
             return None
-        smallest = jax.lax.stop_gradient(jnp.min(self.reverse_log_weights, axis=0))
-        return smallest + jnp.mean(self.reverse_log_weights - smallest, axis=0)
+        return _on_host(lambda x, xp: -_mean(-x, xp), self.reverse_log_weights)
 
     @property
     def upper_bound_error(self) -> jax.Array | None:
         """The standard error of :attr:`upper_bound`, with the effective number of posterior draws."""
         if self.reverse_log_weights is None:
             return None
+        num_effective = self._num_effective_reverse
         # Measured from one of them, for the sake of float32.
-        spread = jnp.std(self.reverse_log_weights - self.reverse_log_weights[0], axis=0, ddof=1)
-        return spread / jnp.sqrt(self._num_effective_reverse)
+        return _on_host(
+            lambda x, xp: xp.std(x - x[0], axis=0, ddof=1) / np.sqrt(num_effective),
+            self.reverse_log_weights,
+        )
 
     @property
     def _num_effective_reverse(self) -> Any:
@@ -170,12 +166,12 @@ class Evidence:
     @property
     def ess(self) -> jax.Array:
         r"""The effective sample size of the weights, :math:`(\sum_s w_s)^2 / \sum_s w_s^2`."""
-        return _ess(self.log_weights, jnp)
+        return _on_host(_ess, self.log_weights)
 
     @property
     def num_nonfinite(self) -> jax.Array:
         """The number of weights that are zero because a density was not finite."""
-        return jnp.sum(~jnp.isfinite(self.log_weights))
+        return _on_host(lambda x, xp: xp.sum(~xp.isfinite(x)), self.log_weights, int)
 
     @cached_property
     def khat(self) -> float | np.ndarray | None:
@@ -290,7 +286,7 @@ class Evidence:
             f"{self.problem.plate!r}, sum {_with_error(values.sum(), sum_error)}",
             *shown,
             *dots,
-            f"  {self._cost}; smallest ESS {float(self.ess.min()):.1f}, largest k-hat {_number(khat)}",
+            f"  {self._cost}; smallest ESS {float(np.min(np.asarray(self.ess))):.1f}, largest k-hat {_number(khat)}",
         ]
 
     @property
@@ -300,9 +296,8 @@ class Evidence:
         return float(np.finfo(self.log_weights.dtype).eps * np.max(np.abs(finite)))
 
     def _faults(self) -> list[str]:
-        # In NumPy: on a first call, compiling each of these few numbers would take a second.
         log_weights = np.asarray(self.log_weights)
-        num_particles, ess = self.num_particles, np.min(_ess(log_weights, np))
+        num_particles, ess = self.num_particles, np.min(np.asarray(self.ess))
         faults = list(self.notes)
         num_bad_starts = int(np.sum(~np.asarray(self.is_start_finite)))
         num_nonfinite = int(np.sum(~np.isfinite(log_weights)))
@@ -333,7 +328,8 @@ class Evidence:
                 f"k-hat is {np.max(self.khat):.2f}, above {_KHAT_LIMIT}: the weights are heavy-tailed and "
                 "the error is not reliable; use more steps or start from a fitted guide."
             )
-        resolution, error = self._resolution, np.min(_standard_error(log_weights, np))
+        resolution = self._resolution
+        error = np.min(np.asarray(_on_host(_standard_error, self.log_weights)))
         if log_weights.dtype == np.float32 and resolution > max(error / 3, 1e-4):
             faults.append(
                 f"float32 resolves log weights of this size to {resolution:.2g} only, which is not small "
@@ -345,7 +341,8 @@ class Evidence:
     def _overlap(self) -> float:
         """How many particles, of both directions together, Bennett's ratio effectively compares."""
         assert self.reverse_log_weights is not None
-        return float(jnp.min(bennett(self.log_weights, self.reverse_log_weights).overlap))
+        overlap = bennett(self.log_weights, self.reverse_log_weights).overlap
+        return float(np.min(np.asarray(overlap)))
 
     def _require_concrete(self, name: str) -> None:
         if not is_concrete((self.log_weights, self.is_start_finite)):
@@ -355,10 +352,55 @@ class Evidence:
             )
 
 
+def _on_host(
+    fn: Callable[[Any, ModuleType], Any], log_weights: jax.Array, dtype: Any = None
+) -> jax.Array:
+    """
+    Returns a number read off the weights. Concrete ones are read in NumPy: on a first call, compiling
+    the few operations one by one would take a second.
+    """
+    if not is_concrete(log_weights):
+        return fn(log_weights, jnp)
+    with np.errstate(all="ignore"):
+        value = np.asarray(fn(np.asarray(log_weights, np.float64), np))
+    return jnp.asarray(value.astype(log_weights.dtype if dtype is None else dtype))
+
+
+def _largest(log_weights: Any, xp: ModuleType) -> Any:
+    """The largest log weight, or zero; without a gradient."""
+    largest = xp.max(log_weights, axis=0)
+    largest = xp.where(xp.isfinite(largest), largest, 0.0)
+    return largest if xp is np else lax.stop_gradient(largest)
+
+
+def _log_mean(log_weights: Any, xp: ModuleType) -> Any:
+    if xp is jnp:
+        return logsumexp(log_weights, axis=0) - np.log(len(log_weights))
+    largest = _largest(log_weights, xp)
+    return largest + xp.log(xp.mean(xp.exp(log_weights - largest), axis=0))
+
+
+def _mean(log_weights: Any, xp: ModuleType) -> Any:
+    # Measured from the largest, so that float32 does not lose digits of a long sum.
+    largest = _largest(log_weights, xp)
+    return largest + xp.mean(log_weights - largest, axis=0)
+
+
+def _mean_error(log_weights: Any, xp: ModuleType) -> Any:
+    num_particles = len(log_weights)
+    if num_particles == 1:
+        return xp.full(log_weights.shape[1:], np.inf)
+    is_finite = xp.all(xp.isfinite(log_weights), axis=0)
+    centered = xp.where(is_finite, log_weights, 0.0) - xp.where(
+        is_finite, _mean(log_weights, xp), 0.0
+    )
+    spread = xp.std(centered, axis=0, ddof=1)
+    return xp.where(is_finite, spread / np.sqrt(num_particles), np.inf)
+
+
 def _shares(log_weights: Any, xp: ModuleType) -> Any:
     """The weights divided by their sum; zeros where all are zero."""
-    largest = xp.max(log_weights, axis=0)
-    weights = xp.exp(log_weights - xp.where(xp.isfinite(largest), largest, 0.0))
+    weights = xp.exp(log_weights - _largest(log_weights, xp))
     sums = xp.sum(weights, axis=0)
     return weights / xp.where(sums > 0, sums, 1.0)
 

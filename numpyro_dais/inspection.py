@@ -41,18 +41,21 @@ __all__ = [
 
 Trace = dict[str, dict[str, Any]]
 
+# An unconstrained value; an odd one, at which no two supports agree by chance.
+_ANYWHERE = 0.3719
+
 
 class ModelStructure(NamedTuple):
     """
     The latent sites of a model.
 
-    :param prototype: an unconstrained value of each continuous latent site.
+    :param prototype: some unconstrained value of each continuous latent site.
     :param plate_axes: for each of them the axes of the independent plates, or None without any.
     :param discrete: names of the latent sites to enumerate.
     :param first_enum_dim: the first batch dimension free for enumeration.
     """
 
-    prototype: dict[str, jax.Array]
+    prototype: dict[str, Any]
     plate_axes: dict[str, tuple[int, ...]] | None
     discrete: frozenset[str]
     first_enum_dim: int
@@ -63,8 +66,21 @@ def inspect_model(problem: Problem) -> ModelStructure:
     Returns the structure of the problem's model, from one seeded run, or raises an error that names
     the site that stands in the way.
 
-    :param problem: a problem with a model.
+    :param problem: a problem with a model; it is traced, not computed.
     """
+    structure: Any = None
+
+    def inspect() -> dict[str, jax.Array]:
+        nonlocal structure
+        structure = _inspect(problem)
+        return structure.prototype
+
+    shapes = jax.eval_shape(inspect)
+    prototype = {n: np.full(shapes[n].shape, _ANYWHERE, shapes[n].dtype) for n in shapes}
+    return structure._replace(prototype=prototype)
+
+
+def _inspect(problem: Problem) -> ModelStructure:
     trace = trace_model(problem, random.key(0))
     _check_parameters(trace, problem)
     _check_plates(trace, problem)

@@ -74,7 +74,7 @@ def make_settings(
     if is_concrete(betas):
         betas = validate_betas(betas)
     num_steps = len(betas)
-    step_size = jnp.asarray(step_size, float)
+    step_size = _array(step_size)
     if step_size.ndim < 2:  # else for each element of a plate its own, as a pilot run finds them
         step_size = _one_per_step("step_size", step_size, num_steps)
     damping = _one_per_step("damping", damping, num_steps)
@@ -84,18 +84,27 @@ def make_settings(
         values = np.asarray(damping)
         _check_values("damping", "in [0, 1)", damping, (values >= 0) & (values < 1))
     if preconditioner is not None:
-        preconditioner = jnp.asarray(preconditioner, float)
-    return Settings(jnp.asarray(betas, float), step_size, damping, preconditioner, num_gradients)
+        preconditioner = _array(preconditioner)
+    return Settings(_array(betas), step_size, damping, preconditioner, num_gradients)
 
 
 def _one_per_step(name: str, value: Any, num_steps: int) -> jax.Array:
-    value = jnp.asarray(value, float)
+    value = _array(value)
     if value.shape not in ((), (num_steps,)):
         raise ValueError(
             f"{name} must be a number or one number for each of the {num_steps} steps; got shape "
             f"{value.shape}."
         )
+    if is_concrete(value):
+        return jnp.asarray(np.broadcast_to(value, (num_steps,)))
     return jnp.broadcast_to(value, (num_steps,))
+
+
+def _array(value: Any) -> jax.Array:
+    """Returns an array of floats; where values are concrete NumPy converts them, and nothing compiles."""
+    if not is_concrete(value):
+        return jnp.asarray(value, float)
+    return jnp.asarray(np.asarray(value, jnp.result_type(float)))
 
 
 def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray) -> None:

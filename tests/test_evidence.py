@@ -217,6 +217,7 @@ COVERAGE = {
 }
 
 
+@pytest.mark.usefixtures("optimised")  # a long run
 @pytest.mark.parametrize(
     ("num_particles", "num_steps", "step_size", "largest_sd", "coverage"),
     COVERAGE.values(),
