@@ -290,7 +290,7 @@ def _run(
         state, acceptance = scan_steps(step_fn, partial(draw_noise, noise_key), state, xs, memory)
     if transition.is_corrected:
         return ChainResult(state.position, state.log_weight, acceptance)
-    last = log_densities_fn(state.position)
+    last = log_densities_fn(state.position) if num_steps else first
     start, end = (first, last) if transition_fn is forward_step else (last, first)
     # The ratio is a number of its own, not the difference of two large ones: without steps the
     # weight is exactly that of importance sampling.

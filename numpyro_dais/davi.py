@@ -223,10 +223,9 @@ class DAVI(ELBO):
         settings = self.settings(param_map, None if problem.plates else problem.guide)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
-            run_key,
+            random.split(run_key, self.num_particles),
             make_target(problem),
             settings,
-            self.num_particles,
             self.memory,
             reversible=self._reversible,
         )

@@ -29,22 +29,26 @@ from numpyro_dais.inspection import check_data
 from numpyro_dais.kernel import UNCORRECTED, Transition
 from numpyro_dais.laplace import check_mode
 from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, subsampled_sizes
-from numpyro_dais.particles import Run, run_particles, run_reverse_particles
+from numpyro_dais.particles import Run, join_runs, run_particles, run_reverse_particles
 from numpyro_dais.problem import DataPlate, Problem
 from numpyro_dais.progress import ProgressBar
 from numpyro_dais.reversible import OVERFLOW_NOTE, Reversible
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, is_concrete, make_settings
+from numpyro_dais.spread import start_spread
+from numpyro_dais.step_search import NUM_PILOT_PARTICLES, stable_settings
 from numpyro_dais.surrogate import QuadraticSurrogate, fit_quadratic
 from numpyro_dais.target import Target, make_target
 from numpyro_dais.tuning import (
+    DEFAULT_BUDGET,
     DEFAULT_DAMPING,
-    NUM_PILOT_PARTICLES,
-    stable_settings,
-    start_spread,
+    DEFAULT_NUM_PARTICLES,
+    DEFAULT_TARGET_ERROR,
+    with_fit,
 )
 from numpyro_dais.validation import (
     check_count,
+    check_goal,
     check_key,
     check_only_settings,
     check_what,
@@ -55,6 +59,8 @@ from numpyro_dais.validation import (
 __all__ = ["Estimator"]
 
 _NUM_SPREAD_DRAWS = 256
+_MIN_CHUNK, _MAX_CHUNK = 128, 1024  # particles
+_MAX_CHUNK_WORDS = 2**25
 
 
 class Estimator:
@@ -72,13 +78,16 @@ class Estimator:
         *,
         potential_fn: Callable | None = None,
         num_steps: int | None = None,
-        num_particles: int = 128,
+        num_particles: int | None = None,
         step_size: Any = None,
         damping: Any = None,
         schedule: Schedule | Any = None,
         preconditioner: Any = None,
         settings: Settings | None = None,
-        start: str | Distribution | dict[str, Distribution] = "prior",
+        target_error: float | None = None,
+        budget: int | None = None,
+        start: str | Distribution | dict[str, Distribution] = "auto",
+        keep_start: bool = False,
         guide: Callable | None = None,
         guide_params: dict | None = None,
         params: dict | None = None,
@@ -92,7 +101,9 @@ class Estimator:
     ) -> None:
         check_what(model, potential_fn, start, guide, plate)
         check_guide(guide, guide_params)
-        check_count("num_particles", num_particles, 1)
+        if num_particles is not None:
+            check_count("num_particles", num_particles, 1)
+        check_goal(target_error, budget)
         if chunk_size is not None:
             check_count("chunk_size", chunk_size, 1)
         check_memory(memory, self.transition)
@@ -112,7 +123,10 @@ class Estimator:
         self.model = model
         self.potential_fn = potential_fn
         self.num_particles = num_particles
+        self.target_error = DEFAULT_TARGET_ERROR if target_error is None else target_error
+        self.budget = DEFAULT_BUDGET if budget is None else budget
         self.start = start
+        self.keep_start = keep_start
         self.guide = guide
         self.guide_params = guide_params
         self.params = params
@@ -128,6 +142,9 @@ class Estimator:
             self.damping, ratio = rational_damping(given)
             settings = None if settings is None else settings._replace(damping=self.damping)
         self._reversible = Reversible(ratio, anchor_every=anchor_every)
+        self._wanted_steps = num_steps
+        chain_arguments = (step_size, damping, schedule, preconditioner, settings)
+        self._is_free = all(argument is None for argument in chain_arguments)
         self.schedule = linear if schedule is None else schedule
         self.preconditioner = preconditioner
         if settings is None:
@@ -142,6 +159,7 @@ class Estimator:
         check_count("num_steps", self.num_steps, self.min_steps)
         self._progress_bar = ProgressBar(type(self).__name__) if progress_bar else None
         self._jitted_run = jax.jit(self._run, static_argnames="num_particles")
+        self._jitted_block = jax.jit(self._block)
         self._jitted_reverse_run = jax.jit(self._reverse_run)
         self._jitted_draws = jax.jit(_start_draws)
         self._jitted_fit = jax.jit(fit_quadratic)
@@ -200,10 +218,14 @@ class Estimator:
         problem = self._with_dynamics(rng_key, problem)
         if is_concrete(problem):
             self._check(problem)
-        draws = posterior_draws(draws_key, problem, posterior_samples, self.num_particles)
+        num_draws = self._num_particles(self.settings)
+        draws = posterior_draws(draws_key, problem, posterior_samples, num_draws)
         evidence = self._estimate(forward_key, problem)
-        run = self._jitted_reverse_run(reverse_key, problem, evidence.settings, draws.positions)
-        num_gradients = self._num_gradients(problem, len(run.log_weights))
+        settings = evidence.settings
+        run = self._jitted_reverse_run(
+            reverse_key, evidence.problem, settings.of_chain(), draws.positions
+        )
+        num_gradients = self._num_gradients(problem, settings, len(run.log_weights))
         evidence = replace(
             evidence,
             reverse_log_weights=run.log_weights,
@@ -237,7 +259,9 @@ class Estimator:
         rng_key = check_key(rng_key)
         self._check(problem)
         tune_key, simulation_key = random.split(rng_key)
-        settings = self.settings if self.settings is not None else self._tune(tune_key, problem)
+        settings = self.settings
+        if settings is None:  # from the prior: a start fitted to these data is none for simulated ones
+            settings = self._tune(tune_key, problem, is_start_free=False)
         return certificate(simulation_key, self, problem, settings, num_datasets)
 
     def _estimate(self, rng_key: jax.Array, problem: Problem) -> Evidence:
@@ -253,7 +277,9 @@ class Estimator:
             )
         if settings is None:
             settings = self._tune(pilot_key, problem)
-        run = self._jitted_run(run_key, problem, settings, num_particles=self.num_particles)
+        problem = with_fit(problem, settings.start)
+        num_particles = self._num_particles(settings)
+        run = self._run_all(run_key, problem, settings, num_particles)
         has_model = self.model is not None and is_concrete((run, problem))
         if has_model and not np.any(np.isfinite(np.asarray(run.log_weights))):
             check_data(problem)
@@ -267,19 +293,30 @@ class Estimator:
             settings=settings._replace(step_size=run.step_size),
             problem=problem,
             method=type(self).__name__,
-            num_gradients=self._num_gradients(problem, self.num_particles)
+            num_gradients=self._num_gradients(problem, settings, num_particles)
             + settings.num_gradients
             + (0 if problem.surrogate is None else problem.surrogate.num_gradients),
             acceptance=run.acceptance,
             notes=notes,
         )
 
-    @property
-    def _num_gradients_per_particle(self) -> int:
-        return self.num_steps * self.transition.num_leapfrog
+    def _num_particles(self, settings: Settings | None) -> int:
+        """As many as were asked for, or as the settings are for."""
+        if self.num_particles is not None:
+            return self.num_particles
+        if settings is None or settings.num_particles is None:
+            return DEFAULT_NUM_PARTICLES
+        if not is_concrete(settings.num_particles):
+            raise ValueError(
+                "The number of particles sets the shape of the result, and these settings came through jit as "
+                "an argument, which hides theirs. Pass num_particles=, or close over the settings."
+            )
+        return int(settings.num_particles)
 
-    def _num_gradients(self, problem: Problem, num_chains: int) -> int:
-        num_gradients = num_chains * self._num_gradients_per_particle
+    def _num_gradients(self, problem: Problem, settings: Settings, num_chains: int) -> int:
+        num_gradients = num_chains * settings.num_steps * self.transition.num_leapfrog
+        if not num_gradients:  # a density is half of a gradient
+            num_gradients = math.ceil(num_chains / 2)
         return num_full_gradients(problem, num_gradients, num_chains)
 
     def fit_surrogate(self, *args: Any, **kwargs: Any) -> QuadraticSurrogate:
@@ -334,7 +371,10 @@ class Estimator:
             settings = settings._replace(num_gradients=num_gradients)
         return settings
 
-    def _tune(self, rng_key: jax.Array, problem: Problem) -> Settings:
+    def _tune(
+        self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True
+    ) -> Settings:
+        """A step size for everything else as it was given."""
         if self.num_steps == 0:
             return self._settings(1.0)
         spread = self.preconditioner
@@ -348,7 +388,9 @@ class Estimator:
             num_gradients += num_full_gradients(
                 problem, settings.num_steps * NUM_PILOT_PARTICLES, NUM_PILOT_PARTICLES
             )
-            run = self._jitted_run(key, problem, settings, num_particles=NUM_PILOT_PARTICLES)
+            run = self._jitted_run(
+                key, problem, settings.of_chain(), num_particles=NUM_PILOT_PARTICLES
+            )
             return float(np.mean(np.asarray(run.log_weights)))
 
         make_betas = self.schedule
@@ -372,7 +414,7 @@ class Estimator:
         return Problem(
             self.model,
             potential_fn=self.potential_fn,
-            start=self.start,
+            start="prior" if isinstance(self.start, str) else self.start,
             guide=self.guide,
             guide_params=self.guide_params,
             params=self.params,
@@ -434,20 +476,50 @@ class Estimator:
         self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
     ) -> Run:
         """Independent particles from the start."""
-        num_chunks = 1 if self.chunk_size is None else math.ceil(num_particles / self.chunk_size)
+        chunk_size = _chunk_size(problem) if self.chunk_size is None else self.chunk_size
+        num_chunks = math.ceil(num_particles / chunk_size)
         on_step = None
-        if self._progress_bar is not None and num_particles == self.num_particles:
+        if self._progress_bar is not None and num_particles == self._num_particles(self.settings):
             on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
         return run_particles(
-            rng_key,
+            random.split(rng_key, num_particles),
             make_target(problem),
             settings,
-            num_particles,
             self.memory,
             self.transition,
-            self.chunk_size,
+            chunk_size,
             on_step,
             self._reversible,
+        )
+
+    def _run_all(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> Run:
+        """
+        All particles. Many of them run in blocks, on the host where that is possible: blocks of one size share
+        a compiled program, whatever the number of particles.
+        """
+        block = _chunk_size(problem)
+        is_whole = num_particles <= block or self.chunk_size is not None
+        if is_whole or self._progress_bar is not None or not is_concrete((problem, rng_key, settings)):
+            return self._jitted_run(
+                rng_key, problem, settings.of_chain(), num_particles=num_particles
+            )
+        keys = random.split(rng_key, num_particles)
+        runs = [
+            self._jitted_block(keys[first : first + block], problem, settings.of_chain())
+            for first in range(0, num_particles, block)
+        ]
+        return join_runs(runs)
+
+    def _block(self, rng_keys: jax.Array, problem: Problem, settings: Settings) -> Run:
+        return run_particles(
+            rng_keys,
+            make_target(problem),
+            settings,
+            self.memory,
+            self.transition,
+            reversible=self._reversible,
         )
 
     def _reverse_run(
@@ -464,6 +536,14 @@ def _signature(problem: Problem) -> Any:
     """What a compiled program depends on."""
     leaves, treedef = jax.tree.flatten(problem)
     return treedef, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def _chunk_size(problem: Problem) -> int:
+    """As many particles at a time as memory surely has room for."""
+    leaves = jax.tree.leaves((problem.args, problem.kwargs))
+    rows = [max(1, jnp.size(leaf) // max(jnp.shape(leaf)[-1:], default=1)) for leaf in leaves]
+    sizes = [jnp.size(leaf) if jnp.ndim(leaf) < 2 else row for leaf, row in zip(leaves, rows, strict=True)]
+    return max(min(_MAX_CHUNK, _MAX_CHUNK_WORDS // max(sizes, default=1)), _MIN_CHUNK)
 
 
 def _warn(evidence: Evidence) -> None:

@@ -16,8 +16,10 @@ from numpyro_dais.kernel import Transition
 from numpyro_dais.particles import Run, run_adaptive_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings
+from numpyro_dais.spread import start_spread
+from numpyro_dais.step_search import NUM_PILOT_PARTICLES
 from numpyro_dais.target import make_target
-from numpyro_dais.tuning import NUM_PILOT_PARTICLES, start_spread
+from numpyro_dais.tuning import Goal, Tuner
 from numpyro_dais.validation import check_count
 
 __all__ = ["AIS", "DAIS", "HAIS", "ImportanceSampling"]
@@ -94,6 +96,35 @@ class DAIS(Estimator):
     True
     """
 
+    def __init__(self, model: Callable | None = None, **kwargs: Any) -> None:
+        super().__init__(model, **kwargs)
+        self._tuner = Tuner(self._run_log_weights)
+
+    def _tune(
+        self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True
+    ) -> Settings:
+        has_plain_chains = (
+            self.plate is None
+            and self.batches is None
+            and self.surrogate is None
+            and self.memory != "reversible"
+        )
+        if not (self._is_free and has_plain_chains):
+            return super()._tune(rng_key, problem)
+        is_given = self.guide is not None or not (self.start == "auto" or self.model is None)
+        is_start_free = is_start_free and not (is_given or self.keep_start)
+        goal = Goal(
+            self._wanted_steps, self.num_particles, self.target_error, self.budget, is_start_free
+        )
+        return self._tuner.tune(rng_key, problem, goal)
+
+    def _run_log_weights(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> np.ndarray:
+        keys = random.split(rng_key, num_particles)
+        run = self._jitted_block(keys, problem, settings.of_chain())
+        return np.asarray(run.log_weights, np.float64)
+
 
 class ImportanceSampling(Estimator):
     """
@@ -156,7 +187,9 @@ class _Corrected(Estimator):
                 "adaptation='pilot'."
             )
 
-    def _tune(self, rng_key: jax.Array, problem: Problem) -> Settings:
+    def _tune(
+        self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True
+    ) -> Settings:
         spread = self.preconditioner
         if spread is None:
             spread = start_spread(self._jitted_draws(rng_key, problem))
@@ -183,8 +216,16 @@ class _Corrected(Estimator):
             # Large steps at first, to cross orders of magnitude, then small ones, to settle.
             log_step_size = log_step_size + 3.0 * excess / (1 + sweep / 3)
             settings = settings._replace(step_size=jnp.exp(log_step_size))
-        num_gradients = _NUM_SWEEPS * NUM_PILOT_PARTICLES * self._num_gradients_per_particle
+        num_gradients = _NUM_SWEEPS * NUM_PILOT_PARTICLES * settings.num_steps
+        num_gradients *= self.transition.num_leapfrog
         return settings._replace(num_gradients=num_gradients)
+
+    def _run_all(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> Run:
+        if self.adaptation == "pilot" or self.settings is not None:
+            return super()._run_all(rng_key, problem, settings, num_particles)
+        return self._jitted_run(rng_key, problem, settings.of_chain(), num_particles=num_particles)
 
     def _run(
         self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int

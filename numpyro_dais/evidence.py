@@ -245,7 +245,7 @@ class Evidence:
         else:
             lines = [
                 f"{self.method}: log evidence {_with_error(self.log_evidence, self.standard_error)}",
-                f"  lower bound {_with_error(self.lower_bound, self.lower_bound_error)} (mean log weight)",
+                *self._describe_lower_bound(),
                 *self._describe_batches(),
                 *self._describe_upper_bound(),
                 f"  {self._cost}; ESS {float(self.ess):.1f}, k-hat {_number(self.khat)}",
@@ -254,10 +254,18 @@ class Evidence:
 
     @property
     def _cost(self) -> str:
+        num_steps, start = self.settings.num_steps, self.settings.start
+        steps = f"{num_steps} steps" if num_steps else "no steps"
+        origin = "" if start is None else f" from {start.description}"
         return (
-            f"{self.num_particles} particles, {self.settings.num_steps} steps, "
-            f"{int(self.num_gradients)} gradients"
+            f"{self.num_particles} particles{origin}, {steps}, {int(self.num_gradients)} gradients"
         )
+
+    def _describe_lower_bound(self) -> list[str]:
+        if self.settings.start is not None and not self.settings.num_steps:
+            return []  # the stray draws that keep the weights bounded make it meaningless
+        bound = _with_error(self.lower_bound, self.lower_bound_error)
+        return [f"  lower bound {bound} (mean log weight)"]
 
     def _describe_upper_bound(self) -> list[str]:
         if self.upper_bound is None:
@@ -291,9 +299,10 @@ class Evidence:
 
     @property
     def _resolution(self) -> float:
-        """The distance between neighbouring floating-point numbers at the size of the log weights."""
-        finite = np.where(np.isfinite(self.log_weights), self.log_weights, 0.0)
-        return float(np.finfo(self.log_weights.dtype).eps * np.max(np.abs(finite)))
+        """The distance between neighbouring floating-point numbers at the size of the weights that count."""
+        largest = np.max(np.asarray(self.log_weights), axis=0)
+        largest = np.where(np.isfinite(largest), largest, 0.0)
+        return float(np.finfo(self.log_weights.dtype).eps * np.max(np.abs(largest)))
 
     def _faults(self) -> list[str]:
         log_weights = np.asarray(self.log_weights)

@@ -8,17 +8,20 @@ One mode is a *conditional Gaussian*. With :math:`t = (u - m) / d` and the coord
 
 .. math::
 
-    z_j = e^{-h(S_j t)} \, (t_j - B_j t), \qquad B, S \text{ strictly lower triangular},
+    x_j = e^{-h(S_j t)} \, (t_j - B_j t), \qquad z_j = \sinh(e^{\tau_j} \sinh^{-1} x_j - \epsilon_j),
 
-and :math:`z` is standard normal. Without slopes :math:`S` this is a Gaussian with full covariance. With them the
-scale of a coordinate depends on those before it, as the effects of a hierarchical model do on the logarithm
-of their scale: funnels are of this kind. :math:`h(x) = 6 \tanh(x/6)` keeps the scales within bounds.
+where :math:`B, S` are strictly lower triangular and :math:`z` is standard normal. With :math:`B` alone this is a
+Gaussian with full covariance. With slopes :math:`S` the scale of a coordinate depends on those before it, as the
+effects of a hierarchical model do on the logarithm of their scale: funnels are of this kind.
+:math:`h(x) = 6 \tanh(x/6)` keeps the scales within bounds. The last map (Jones and Pewsey 2009) gives each
+coordinate skewness and tails of its own.
 
-Tails: a share of the :math:`z` is multivariate Student-t, and a share of all draws is from the original start,
-the prior. A weight then never exceeds the likelihood divided by that share (defensive importance sampling,
+Tails: a share of the :math:`z` is multivariate Student-t, in another share one coordinate, any, is three times
+as wide, and a share of all draws is from the original start, the prior. A weight then never exceeds the likelihood divided by that share (defensive importance sampling,
 Hesterberg 1995), so its variance is finite wherever the likelihood is bounded.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,28 +29,31 @@ from jax import lax, random
 from jax.scipy.special import gammaln, logsumexp
 import jax.numpy as jnp
 
-__all__ = ["Component", "FittedStart", "Mixture", "component_log_density", "from_noise", "to_noise"]
+__all__ = ["BASE_SHARE", "Component", "FittedStart", "Mixture", "component_log_density", "from_noise", "to_noise"]
 
+BASE_SHARE = 0.05
 _MAX_LOG_SCALE = 6.0
-_TAIL_SHARE = 0.1
-_TAIL_DF = 5.0
+_TAIL_SHARE, _TAIL_DF = 0.05, 5
+_AXIS_SHARE, _AXIS_SCALE = 0.1, 3.0
 
 
 class Component(NamedTuple):
-    """
+    r"""
     One mode, or, stacked along a leading axis, several. Coordinates are in the order of the mixture.
 
     :param loc: :math:`m`, ``[num_dims]``.
     :param log_scale: the logarithm of :math:`d`, ``[num_dims]``.
     :param coupling: :math:`B`, ``[num_dims, num_dims]``, of which only the part below the diagonal counts; None
         for independent coordinates.
-    :param slopes: :math:`S`, likewise; None for a Gaussian.
+    :param slopes: :math:`S`, likewise; None for none.
+    :param shape: :math:`\epsilon` and :math:`\tau`, ``[2, num_dims]``; None for a Gaussian.
     """
 
     loc: jax.Array
     log_scale: jax.Array
     coupling: jax.Array | None = None
     slopes: jax.Array | None = None
+    shape: jax.Array | None = None
 
 
 class Mixture(NamedTuple):
@@ -57,23 +63,37 @@ class Mixture(NamedTuple):
     :param order: the order of the coordinates, ``[num_dims]``.
     :param components: the modes, stacked.
     :param log_shares: logarithms of their shares, ``[num_modes]``.
+    :param base_share: the share of draws that are still from the original start; none if these overflow.
     """
 
     order: jax.Array
     components: Component
     log_shares: jax.Array
+    base_share: jax.Array | float = BASE_SHARE
 
     @property
     def num_modes(self) -> int:
         """The number of modes."""
         return len(self.log_shares)
 
+    @property
+    def description(self) -> str:
+        """What it is, in words."""
+        kind = "Gaussian" if self.components.shape is None else "conditional Gaussian"
+        return f"a fitted {kind}" if self.num_modes == 1 else f"{self.num_modes} fitted {kind}s"
+
     def sample(self, rng_key: jax.Array) -> jax.Array:
         """Returns a draw ``[num_dims]``."""
-        mode_key, noise_key = random.split(rng_key)
-        mode = random.categorical(mode_key, self.log_shares)
+        # Few and small random numbers, at once: each kind takes XLA a while to compile.
+        uniform_key, normal_key = random.split(rng_key)
+        uniforms = random.uniform(uniform_key, (3,))
+        num_dims = self.components.loc.shape[-1]
+        normals = random.normal(normal_key, (num_dims + _TAIL_DF,))
+        edges = jnp.cumsum(jnp.exp(self.log_shares))
+        mode = jnp.sum(uniforms[0] * edges[-1] >= edges[:-1])
         component = jax.tree.map(lambda x: x[mode], self.components)
-        ordered = from_noise(component, _sample_noise(noise_key, component.loc.shape))
+        noise = _noise(uniforms[1], uniforms[2], normals[:num_dims], normals[num_dims:])
+        ordered = from_noise(component, noise)
         return jnp.zeros_like(ordered).at[self.order].set(ordered)
 
     def log_density(self, position: jax.Array) -> jax.Array:
@@ -89,12 +109,32 @@ class FittedStart(NamedTuple):
 
     :param mixture: what was fitted.
     :param base: the start that it replaces: ``"prior"``, or a distribution.
-    :param base_share: the share of draws that are still from there.
     """
 
     mixture: Mixture
     base: Any
-    base_share: jax.Array | float
+
+    def sample(self, rng_key: jax.Array, base_fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """
+        Returns a draw ``[num_dims]``.
+
+        :param rng_key: a JAX random key.
+        :param base_fn: draws a position from the original start.
+        """
+        kind_key, fit_key, base_key = random.split(rng_key, 3)
+        is_base = random.uniform(kind_key) < self.mixture.base_share
+        return jnp.where(is_base, base_fn(base_key), self.mixture.sample(fit_key))
+
+    def log_density(self, position: jax.Array, log_base: jax.Array) -> jax.Array:
+        """
+        Returns the log density of a position.
+
+        :param position: ``[num_dims]``.
+        :param log_base: the log density of the original start there.
+        """
+        share = self.mixture.base_share
+        log_fit = jnp.log1p(-share) + self.mixture.log_density(position)
+        return jnp.logaddexp(log_fit, jnp.where(share > 0, jnp.log(share) + log_base, -jnp.inf))
 
 
 def to_noise(component: Component, position: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -109,10 +149,15 @@ def to_noise(component: Component, position: jax.Array) -> tuple[jax.Array, jax.
     if component.coupling is not None:
         noise = noise - jnp.tril(component.coupling, -1) @ scaled
     log_det = -jnp.sum(component.log_scale)
-    if component.slopes is None:
-        return noise, log_det
-    log_scales = _bounded(jnp.tril(component.slopes, -1) @ scaled)
-    return noise * jnp.exp(-log_scales), log_det - jnp.sum(log_scales)
+    if component.slopes is not None:
+        log_scales = _bounded(jnp.tril(component.slopes, -1) @ scaled)
+        noise, log_det = noise * jnp.exp(-log_scales), log_det - jnp.sum(log_scales)
+    if component.shape is not None:
+        skewness, tail = component.shape
+        angle = jnp.exp(tail) * jnp.arcsinh(noise) - skewness
+        log_slopes = tail + _log_cosh(angle) - 0.5 * jnp.log1p(noise**2)
+        noise, log_det = jnp.sinh(angle), log_det + jnp.sum(log_slopes)
+    return noise, log_det
 
 
 def from_noise(component: Component, noise: jax.Array) -> jax.Array:
@@ -122,10 +167,14 @@ def from_noise(component: Component, noise: jax.Array) -> jax.Array:
     :param component: the mode.
     :param noise: :math:`z`, ``[num_dims]``.
     """
+    if component.shape is not None:
+        skewness, tail = component.shape
+        noise = jnp.sinh((jnp.arcsinh(noise) + skewness) * jnp.exp(-tail))
     scaled = noise
     if component.slopes is not None:
         coupling = jnp.zeros_like(component.slopes)
-        coupling = coupling if component.coupling is None else jnp.tril(component.coupling, -1)
+        if component.coupling is not None:
+            coupling = jnp.tril(component.coupling, -1)
 
         def body(scaled: jax.Array, xs: Any) -> tuple[jax.Array, None]:
             index, row, slope, z = xs
@@ -151,11 +200,19 @@ def _bounded(log_scale: jax.Array) -> jax.Array:
     return _MAX_LOG_SCALE * jnp.tanh(log_scale / _MAX_LOG_SCALE)
 
 
-def _sample_noise(rng_key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    tail_key, normal_key, gamma_key = random.split(rng_key, 3)
-    normal = random.normal(normal_key, shape)
-    mixing = random.gamma(gamma_key, _TAIL_DF / 2) / (_TAIL_DF / 2)
-    return jnp.where(random.uniform(tail_key) < _TAIL_SHARE, normal * lax.rsqrt(mixing), normal)
+def _log_cosh(x: jax.Array) -> jax.Array:
+    return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - jnp.log(2.0)
+
+
+def _noise(
+    kind: jax.Array, place: jax.Array, normals: jax.Array, tail_normals: jax.Array
+) -> jax.Array:
+    """Normal, Student-t, or normal with one wide coordinate, from uniforms and standard normals."""
+    mixing = jnp.mean(tail_normals**2)  # chi-squared over its degrees of freedom
+    axis = (place * normals.size).astype(int)
+    wide = jnp.where(jnp.arange(normals.size) == axis, _AXIS_SCALE * normals, normals)
+    is_tail, is_axis = kind < _TAIL_SHARE, kind >= 1 - _AXIS_SHARE
+    return jnp.where(is_tail, normals * lax.rsqrt(mixing), jnp.where(is_axis, wide, normals))
 
 
 def _noise_log_density(noise: jax.Array) -> jax.Array:
@@ -164,4 +221,7 @@ def _noise_log_density(noise: jax.Array) -> jax.Array:
     log_normal = -0.5 * square - 0.5 * num_dims * jnp.log(2 * jnp.pi)
     log_tail = gammaln((df + num_dims) / 2) - gammaln(df / 2) - 0.5 * num_dims * jnp.log(df * jnp.pi)
     log_tail = log_tail - 0.5 * (df + num_dims) * jnp.log1p(square / df)
-    return jnp.logaddexp(jnp.log1p(-_TAIL_SHARE) + log_normal, jnp.log(_TAIL_SHARE) + log_tail)
+    log_wider = 0.5 * (1 - _AXIS_SCALE**-2) * noise**2 - jnp.log(_AXIS_SCALE)
+    log_axis = log_normal + logsumexp(log_wider) - jnp.log(num_dims)
+    shares = jnp.array([1 - _TAIL_SHARE - _AXIS_SHARE, _TAIL_SHARE, _AXIS_SHARE])
+    return logsumexp(jnp.log(shares) + jnp.stack([log_normal, log_tail, log_axis]))

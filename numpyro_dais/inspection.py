@@ -91,7 +91,7 @@ def _inspect(problem: Problem) -> ModelStructure:
             "A model needs at least one latent sample site; this one has none. Its log evidence is "
             "its log density: see `numpyro.infer.util.log_density`."
         )
-    is_start_prior = problem.guide is None and isinstance(problem.start, str)
+    is_start_prior = problem.guide is None and isinstance(problem.base_start, str)
     discrete, prototype = set(), {}
     for name, site in latents.items():
         _check_latent(site, trace, is_start_prior)

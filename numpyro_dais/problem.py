@@ -11,6 +11,8 @@ import numpy as np
 
 import numpyro
 
+from numpyro_dais.fitted_start import FittedStart
+
 __all__ = ["DataPlate", "Problem"]
 
 
@@ -114,6 +116,11 @@ class Problem:
         self.prng_key = prng_key
         self.args = args
         self.kwargs = {} if kwargs is None else kwargs
+
+    @property
+    def base_start(self) -> Any:
+        """The start, or the one that a fitted start has replaced."""
+        return self.start.base if isinstance(self.start, FittedStart) else self.start
 
     @property
     def plates(self) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ __all__ = [
     "curvature_at",
     "find_modes",
     "gaussian_component",
+    "laplace_mixture",
+    "log_joint",
     "log_joint_and_gradient",
     "variational_fit",
 ]
@@ -36,6 +38,10 @@ _MAX_ITERATIONS = 200  # of a search for a mode
 _MAX_MODES = 8
 _NATS_BELOW = 10.0  # a mode whose share is smaller than exp of minus this does not count
 _CLIP_NORM = 10.0
+_VALLEY = 1.0  # nats
+
+# The log density at a position, and its gradient.
+DensityFn = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 class Modes(NamedTuple):
@@ -80,10 +86,11 @@ def curvature_at(problem: Problem, position: jax.Array) -> jax.Array:
 
 
 def find_modes(
-    density_fn: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    density_fn: DensityFn,
     starts: np.ndarray,
     center: np.ndarray,
     scale: np.ndarray,
+    max_evaluations: int,
 ) -> Modes:
     """
     Returns the maxima that searches from several positions have found, each once.
@@ -92,6 +99,7 @@ def find_modes(
     :param starts: where the searches begin, ``[num_starts, num_dims]``.
     :param center: the origin of the units in which steps are taken.
     :param scale: these units.
+    :param max_evaluations: after which no search begins, and the last one ends.
     """
     num_evaluations = 0
 
@@ -105,8 +113,11 @@ def find_modes(
 
     ends, values = [], []
     for start in starts:
+        if num_evaluations >= max_evaluations:
+            break
         begin = (start - center) / scale
-        options = {"maxiter": _MAX_ITERATIONS, "maxls": 30}
+        left = max_evaluations - num_evaluations
+        options = {"maxiter": _MAX_ITERATIONS, "maxls": 30, "maxfun": left}
         result = minimize(loss_fn, begin, jac=True, method="L-BFGS-B", options=options)
         if np.isfinite(result.fun) and result.fun < 1e29:
             ends.append(center + scale * result.x)
@@ -119,13 +130,17 @@ def find_modes(
 
 
 def laplace_mixture(
-    modes: Modes, curvature_fn: Callable[[np.ndarray], np.ndarray], order: np.ndarray
+    modes: Modes,
+    density_fn: DensityFn,
+    curvature_fn: Callable[[np.ndarray], np.ndarray],
+    order: np.ndarray,
 ) -> tuple[Mixture, int]:
     """
     Returns Laplace's approximation around each distinct mode, and the number of Hessians it took. Shares are
     the approximate evidences of the modes; those without a noticeable one are left out.
 
     :param modes: ends of searches, the highest first.
+    :param density_fn: the log density and its gradient.
     :param curvature_fn: minus the Hessian of the log density, or its diagonal.
     :param order: the order of the coordinates.
     """
@@ -134,13 +149,15 @@ def laplace_mixture(
     for position, value in zip(modes.positions, modes.log_densities, strict=True):
         if any(_is_near(position, other, precision) for _, other, precision, _ in kept):
             continue
+        if not all(_is_apart(density_fn, position, other) for _, other, _, _ in kept):
+            continue
         if len(kept) == _MAX_MODES:
             break
         num_hessians += 1
         component, precision = _laplace(position, curvature_fn(position), order)
         log_evidence = value + float(np.sum(component.log_scale))
         kept.append((component, position, precision, log_evidence))
-    log_evidences = np.array([entry[3] for entry in kept])
+    log_evidences = np.nan_to_num([entry[3] for entry in kept], nan=-1e30, neginf=-1e30)
     is_kept = log_evidences > log_evidences.max() - _NATS_BELOW
     components = [entry[0] for entry, keep in zip(kept, is_kept, strict=True) if keep]
     log_shares = log_evidences[is_kept] - np.logaddexp.reduce(log_evidences[is_kept])
@@ -190,8 +207,12 @@ def variational_fit(
     num_dims = component.loc.size
 
     def unpack(params: Component) -> Component:
+        slopes = params.slopes
         return params._replace(
-            loc=component.loc + unit * params.loc, log_scale=component.log_scale + params.log_scale
+            loc=component.loc + unit * params.loc,
+            log_scale=component.log_scale + params.log_scale,
+            # Many slopes add up in one exponent: the more there are, the smaller their steps.
+            slopes=None if slopes is None else slopes / math.sqrt(num_dims),
         )
 
     def loss_fn(params: Component, key: jax.Array) -> jax.Array:
@@ -222,7 +243,8 @@ def variational_fit(
         return adam.update(gradient, state), -loss
 
     zeros = jnp.zeros_like(component.loc)
-    begin = adam.init(component._replace(loc=zeros, log_scale=zeros))
+    slopes = None if component.slopes is None else component.slopes * math.sqrt(num_dims)
+    begin = adam.init(component._replace(loc=zeros, log_scale=zeros, slopes=slopes))
     state, elbos = lax.scan(body, begin, random.split(rng_key, num_iterations))
     return unpack(adam.get_params(state)), elbos
 
@@ -246,6 +268,12 @@ def _positive(curvature: np.ndarray) -> np.ndarray:
     """Curvatures made positive: a maximum has no others, but a search may stop short of one."""
     sizes = np.abs(np.nan_to_num(curvature, nan=1.0, posinf=1.0, neginf=1.0))
     return np.maximum(sizes, 1e-8 * max(sizes.max(), 1e-8))
+
+
+def _is_apart(density_fn: DensityFn, one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether the density has a valley between two ends of searches, and not a ridge that both lie on."""
+    values = [density_fn(one + share * (other - one))[0] for share in np.linspace(0, 1, 7)]
+    return bool(min(values[1:-1]) < min(values[0], values[-1]) - _VALLEY)
 
 
 def _is_near(position: np.ndarray, other: np.ndarray, precision: np.ndarray) -> bool:

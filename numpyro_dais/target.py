@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro.distributions import Distribution
 from numpyro.distributions.transforms import ComposeTransform
@@ -17,13 +18,14 @@ from numpyro.distributions.transforms import ComposeTransform
 from numpyro_dais.data_plate import LikelihoodFn
 from numpyro_dais.density import ModelDensity, Position, make_layout
 from numpyro_dais.dynamics import end_likelihood, step_likelihood
+from numpyro_dais.fitted_start import FittedStart
 from numpyro_dais.guide import FLOW_GUIDES, flow_posterior
 from numpyro_dais.inspection import inspect_model
 from numpyro_dais.path import DynamicsFn, LogDensities, LogDensitiesFn
 from numpyro_dais.problem import Problem
 from numpyro_dais.start import make_start
 
-__all__ = ["Target", "make_target"]
+__all__ = ["Target", "coordinate_order", "make_target"]
 
 
 class Target(NamedTuple):
@@ -80,6 +82,23 @@ def make_target(problem: Problem) -> Target:
     )
 
 
+def coordinate_order(problem: Problem) -> np.ndarray:
+    """
+    Returns the coordinates of a position in the order in which the model draws its sites: what others depend
+    on comes first. Of a potential function, the order of its argument.
+
+    :param problem: a problem without plates of its own.
+    """
+    if problem.potential_fn is not None:
+        shape = jax.eval_shape(make_target(problem).sample_fn, random.key(0)).shape
+        return np.arange(shape[0])
+    structure = inspect_model(problem)
+    layout = make_layout(structure.prototype)
+    num_dims = sum(jnp.size(value) for value in structure.prototype.values())
+    indices = layout.unravel(jnp.arange(num_dims, dtype=float))
+    return np.concatenate([np.ravel(indices[name]) for name in structure.prototype]).astype(int)
+
+
 def _dynamics(
     problem: Problem,
     density: ModelDensity,
@@ -127,7 +146,7 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
 
 def _potential_target(problem: Problem) -> Target:
     """A density given by its potential function, over an array or a dict of arrays."""
-    start, potential_fn = problem.start, problem.potential_fn
+    start, potential_fn = problem.base_start, problem.potential_fn
     assert potential_fn is not None
     is_distribution = lambda leaf: isinstance(leaf, Distribution)  # noqa: E731
 
@@ -146,13 +165,22 @@ def _potential_target(problem: Problem) -> Target:
     shapes = jax.eval_shape(sample, random.key(0))
     layout = make_layout(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
+    fitted = problem.start if isinstance(problem.start, FittedStart) else None
+
+    def sample_fn(rng_key: jax.Array) -> jax.Array:
+        if fitted is None:
+            return layout.ravel(sample(rng_key))
+        return fitted.sample(rng_key, lambda key: layout.ravel(sample(key)))
+
     def log_densities_fn(position: jax.Array) -> LogDensities:
         values = layout.unravel(position)
         log_q0 = log_start(values)
+        if fitted is not None:
+            log_q0 = fitted.log_density(position, log_q0)
         return LogDensities(log_q0, -potential_fn(values) - log_q0)
 
     return Target(
-        sample_fn=lambda rng_key: layout.ravel(sample(rng_key)),
+        sample_fn=sample_fn,
         log_densities_fn=log_densities_fn,
         constrain_fn=layout.unravel,
         ravel_fn=layout.ravel,
