@@ -476,7 +476,11 @@ def _start_draws(rng_key: jax.Array, problem: Problem) -> jax.Array:
 
 def _log_densities_at_draw(problem: Problem) -> Any:
     target: Target = make_target(problem)
-    return target.log_densities_fn(target.sample_fn(random.key(0)))
+    position = target.sample_fn(random.key(0))
+    densities = target.log_densities_fn(position)
+    if target.dynamics_fn is None:
+        return densities
+    return densities, target.dynamics_fn(random.key(0), jnp.asarray(0))(position)
 
 
 def _interpolate(betas: np.ndarray, num_steps: int) -> np.ndarray:

@@ -110,6 +110,12 @@ def quadratic_likelihood(surrogate: QuadraticSurrogate, density: ModelDensity) -
     :param surrogate: the surrogate.
     :param density: of the model.
     """
+    num_dims = density.layout.ravel(density.structure.prototype).size
+    if surrogate.center.shape != (num_dims,):
+        raise ValueError(
+            f"surrogate= is over {surrogate.center.size} unconstrained values; the model has {num_dims}. Fit it "
+            "to this model: DAIS(model).fit_surrogate(*args)."
+        )
 
     def likelihood_fn(values: Position, trace: Trace) -> jax.Array:
         return surrogate.log_likelihood(density.layout.ravel(values))
