@@ -20,8 +20,9 @@ The claim, in four parts:
    two ends of the chain only. No step looks at a row, the weights stay unbiased, and the gap falls
    again, down to the divergence between surrogate and posterior. On a linear regression that surrogate
    is the log likelihood itself; the panel shows a logistic regression.
-4. The gap consists almost wholly of kinetic energy, the mark of a chain whose mean lags behind the
-   minimum of its energy (Lemma 1); perfect transitions would be O(1/K).
+4. The gap is almost wholly its kinetic term, what a chain pays for on its way; at its end, mean and
+   covariance are nearly right. The mean lags behind the minimum of the energy by :math:`K^{2c-1}` too
+   (Lemma 1). Perfect transitions would leave a gap of O(1/K).
 
 **References**
 
@@ -114,10 +115,9 @@ CAPTIONS = [
     ),
     (
         "The remedy: surrogate dynamics",
-        """Logistic regression with 1,000 rows, $c=1/4$, damping 0.9. Steps on a
-        quadratic surrogate of the log likelihood see no rows ($D^2$ operations instead of $ND$), the ends
-        of the chain all of them. Line: closed form of the surrogate's chain plus its floor, valid for
-        large $K$.""",
+        """Logistic regression with 1,000 rows, $c=1/4$, damping 0.9. Steps on
+        a quadratic surrogate see no rows ($D^2$ operations instead of $ND$), the ends of the chain all of
+        them. Line: closed form of the surrogate's chain plus its floor, valid for large $K$.""",
     ),
     (
         "Anatomy of the gap",
@@ -402,8 +402,8 @@ def plot(lines: Lines, dots: list[Dot], floor: float) -> Figure:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.4, linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
-        text = textwrap.fill(" ".join(caption.split()), 56, break_on_hyphens=False)
-        axes.text(-0.1, -0.19, text, transform=axes.transAxes, va="top", fontsize=10)
+        text = textwrap.fill(" ".join(caption.split()), 54, break_on_hyphens=False)
+        axes.text(-0.1, -0.19, text, transform=axes.transAxes, va="top", fontsize=9.5)
     return figure
 
 
