@@ -20,8 +20,9 @@ The claim, in four parts:
    two ends of the chain only. No step looks at a row, the weights stay unbiased, and the gap falls
    again, down to the divergence between surrogate and posterior. On a linear regression that surrogate
    is the log likelihood itself; the panel shows a logistic regression.
-4. The gap consists almost wholly of kinetic energy, the mark of a chain whose mean lags behind the
-   minimum of its energy (Lemma 1); perfect transitions would be O(1/K).
+4. The gap is almost wholly its kinetic term, what a chain pays for on its way; at its end, mean and
+   covariance are nearly right. The mean lags behind the minimum of the energy by :math:`K^{2c-1}` too
+   (Lemma 1). Perfect transitions would leave a gap of O(1/K).
 
 **References**
 
@@ -42,6 +43,7 @@ import jax
 from jax import random
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 import numpy as np
 from tqdm.auto import tqdm
@@ -88,34 +90,39 @@ STUDIES = [
 ]
 
 GAP_LABEL = r"gap, $\log p(D) - \mathrm{E}[\log w]$ (nats)"
+# What lines and dots are, whatever their colour.
+KEY = [
+    Line2D([], [], color="0.3", linewidth=1.5, label="closed form"),
+    Line2D([], [], color="0.3", linestyle="", marker="o", markersize=5, label="DAIS"),
+    Line2D([], [], color="0.3", linewidth=1, linestyle="--", label="theory's slope"),
+]
 # Titles and captions of the panels.
 CAPTIONS = [
     (
         "Full refreshment",
         """Linear regression, damping 0. Lines: closed form. Dots: DAIS, 100 chains, ± 2 s.e. Dashes:
-        the theory's slopes, 2c - 1.""",
+        the theory's slopes $2c-1$, moved down.""",
     ),
     (
         "Partial refreshment",
-        """As (a), with damping 0.9. The slopes are asymptotic: at these K the gap still falls faster
+        """As (a), with damping 0.9. The slopes are asymptotic: at these $K$ the gap still falls faster
         than the dashes say.""",
     ),
     (
         f"Mini-batches of {BATCH_SIZE}",
-        """As (a), each gradient from 100 of the 10,000 rows, drawn anew for each chain and step. No c
+        """As (a), each gradient from 100 of the 10,000 rows, drawn anew for each chain and step. No $c$
         lets the gap fall: it grows as $K^{1-2c}$ (dashes).""",
     ),
     (
         "The remedy: surrogate dynamics",
-        """Logistic regression with 1,000 rows, c = 1/4, damping 0.9. Steps on a
-        quadratic surrogate of the log likelihood see no rows ($D^2$ operations instead of $ND$), the ends
-        of the chain all of them. Line: closed form of the surrogate's chain plus its floor, valid for
-        large K.""",
+        """Logistic regression with 1,000 rows, $c=1/4$, damping 0.9. Steps on
+        a quadratic surrogate see no rows ($D^2$ operations instead of $ND$), the ends of the chain all of
+        them. Line: closed form of the surrogate's chain plus its floor, valid for large $K$.""",
     ),
     (
         "Anatomy of the gap",
-        """Case (a), c = 1/4: the kinetic term, and the divergence of the last mean and covariance from
-        the posterior's. Perfect transitions would have a gap of O(1/K).""",
+        """Case (a), $c=1/4$: the kinetic term, and the divergence of the last mean and covariance from
+        the posterior's. Perfect transitions would have a gap of $O(1/K)$.""",
     ),
     (
         "The lag of Lemma 1",
@@ -380,7 +387,7 @@ def plot(lines: Lines, dots: list[Dot], floor: float) -> Figure:
     figure = Figure(figsize=(13, 10))
     panels = figure.subplots(2, 3)
     figure.subplots_adjust(
-        left=0.06, right=0.985, top=0.965, bottom=0.155, wspace=0.27, hspace=0.55
+        left=0.06, right=0.985, top=0.965, bottom=0.165, wspace=0.27, hspace=0.52
     )
     for axes, study in zip(panels[0], (FULL, PARTIAL, MINIBATCH), strict=True):
         plot_study(axes, study, lines, dots)
@@ -395,8 +402,8 @@ def plot(lines: Lines, dots: list[Dot], floor: float) -> Figure:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.4, linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
-        text = textwrap.fill(" ".join(caption.split()), 54)
-        axes.text(-0.1, -0.19, text, transform=axes.transAxes, va="top", fontsize=10)
+        text = textwrap.fill(" ".join(caption.split()), 54, break_on_hyphens=False)
+        axes.text(-0.1, -0.19, text, transform=axes.transAxes, va="top", fontsize=9.5)
     return figure
 
 
@@ -407,7 +414,8 @@ def plot_study(axes: Axes, study: Study, lines: Lines, dots: list[Dot]) -> None:
         plot_slope(axes, lines.grid, gaps, theory_slope(study, rate), color)
         plot_dots(axes, [dot for dot in dots if dot.study == study and dot.rate == rate], color)
     axes.set_ylabel(GAP_LABEL)
-    add_legend(axes)
+    if study == FULL:
+        add_legend(axes, handles=[*axes.get_legend_handles_labels()[0], *KEY], loc="lower left")
 
 
 def add_legend(axes: Axes, **kwargs: Any) -> None:
@@ -444,10 +452,10 @@ def plot_remedy(axes: Axes, lines: Lines, dots: list[Dot], floor: float) -> None
         plot_dots(axes, own, color, marker, label=study.title)
     color = styles[LOGISTIC_SURROGATE][0]
     axes.plot(lines.grid, lines.gaps[LOGISTIC_SURROGATE, REMEDY_RATE], color=color, linewidth=1.5)
-    axes.axhline(
-        floor, color="0.3", linestyle=":", label=f"the surrogate's floor, {floor:.3f} nats"
-    )
+    axes.axhline(floor, color="0.3", linestyle=":", label=f"surrogate's floor, {floor:.3f}")
     axes.set_ylabel(GAP_LABEL)
+    axes.set_ylim(floor / 3, 5e5)  # room for the legend
+    add_legend(axes, loc="upper right")
 
 
 def plot_anatomy(axes: Axes, lines: Lines) -> None:
@@ -455,16 +463,18 @@ def plot_anatomy(axes: Axes, lines: Lines) -> None:
         name: [getattr(anatomy, name) for anatomy in lines.anatomy[REMEDY_RATE]]
         for name in ("kinetic", "covariance", "mean")
     }
-    curves["perfect transitions"] = list(lines.perfect)
+    curves["perfect, $O(1/K)$"] = list(lines.perfect)
     colors = ["#0072b2", "#e69f00", "#cc79a7", "0.3"]
-    middle = len(lines.grid) // 2
     for (name, values), color in zip(curves.items(), colors, strict=True):
-        style = "-" if name in GapAnatomy._fields else ":"
-        axes.plot(lines.grid, values, style, color=color, linewidth=1.5)
+        is_term = name in GapAnatomy._fields
+        index = len(lines.grid) // 2 if is_term else 3 * len(lines.grid) // 4
+        axes.plot(lines.grid, values, "-" if is_term else ":", color=color, linewidth=1.5)
         axes.annotate(
             name,
-            (lines.grid[middle], values[middle]),
-            xytext=(4, 4),
+            (lines.grid[index], values[index]),
+            xytext=(4, 4) if is_term else (-4, -4),
+            ha="left" if is_term else "right",
+            va="bottom" if is_term else "top",
             textcoords="offset points",
             color=color,
         )

@@ -29,7 +29,7 @@ class GapAnatomy(NamedTuple):
     The gap in three terms, and the lag of the chain behind the path.
 
     The first two are the divergence of the chain's last position from the posterior, for Gaussians with
-    its moments. The third is what the momenta tell about the path: their losses of kinetic energy, less
+    its moments. The third is what the momenta tell about the path: their gains of kinetic energy, less
     the entropy that the position lost. None of them is negative, and each vanishes as the chain slows.
 
     :param mean: half the squared distance of the last mean from the posterior mean, in posterior units.
