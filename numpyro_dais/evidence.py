@@ -372,7 +372,7 @@ def _on_host(
         return fn(log_weights, jnp)
     with np.errstate(all="ignore"):
         value = np.asarray(fn(np.asarray(log_weights, np.float64), np))
-    return jnp.asarray(value.astype(log_weights.dtype if dtype is None else dtype))
+    return jax.device_put(value.astype(log_weights.dtype if dtype is None else dtype))
 
 
 def _largest(log_weights: Any, xp: ModuleType) -> Any:

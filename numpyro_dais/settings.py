@@ -172,7 +172,7 @@ def _one_per_step(name: str, value: Any, num_steps: int) -> jax.Array:
             f"{value.shape}."
         )
     if is_concrete(value):
-        return jnp.asarray(np.broadcast_to(value, (num_steps,)))
+        return jax.device_put(np.broadcast_to(value, (num_steps,)))
     return jnp.broadcast_to(value, (num_steps,))
 
 
@@ -180,7 +180,7 @@ def _array(value: Any) -> jax.Array:
     """Returns an array of floats; where values are concrete NumPy converts them, and nothing compiles."""
     if not is_concrete(value):
         return jnp.asarray(value, float)
-    return jnp.asarray(np.asarray(value, jnp.result_type(float)))
+    return jax.device_put(np.asarray(value, jnp.result_type(float)))
 
 
 def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray) -> None:

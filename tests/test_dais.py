@@ -304,16 +304,16 @@ def test_float32_estimate_is_that_of_x64(optimised):
     X, y = paper_data()
     exact = LinearRegression(X, y)
     covariance = 1.2 * np.linalg.inv(exact.posterior_precision)
+    kwargs = {"num_steps": 20, "num_particles": 1_000, "step_size": 0.03}
+
+    @partial(jax.jit, compiler_options=optimised)
+    def run(mean, covariance, X, y):
+        start = dist.MultivariateNormal(mean, covariance_matrix=covariance)
+        return DAIS(paper_model, start=start, **kwargs).log_evidence(None, X, y)
+
     for is_x64, tolerance in ((False, 0.05), (True, 0.02)):
         with jax.enable_x64(is_x64):
-            start = dist.MultivariateNormal(
-                jnp.array(exact.posterior_mean), covariance_matrix=jnp.array(covariance)
-            )
-            estimator = DAIS(
-                paper_model, num_steps=20, num_particles=1_000, step_size=0.03, start=start
-            )
-            run = jax.jit(estimator.log_evidence, compiler_options=optimised)
-            evidence = run(None, jnp.array(X), jnp.array(y))
+            evidence = run(exact.posterior_mean, covariance, X, y)
             assert evidence.warnings == ()
             assert evidence.standard_error < 0.01
             assert abs(float(evidence) - exact.log_evidence) < tolerance

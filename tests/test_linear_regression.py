@@ -18,8 +18,6 @@ from numpyro_dais.linear_regression import LinearRegression
 from numpyro_dais.schedule import fourth_root_step_size, linear, power, sigmoid
 from tests import models
 
-pytestmark = pytest.mark.usefixtures("optimised")  # long runs of few programs
-
 LOWER = np.array([[0.6, 0.0, 0.0], [0.2, 0.5, 0.0], [-0.1, 0.15, 0.4]])
 
 
