@@ -3,6 +3,7 @@
 
 """Mini-batch DAIS and DAVI: exact ends, unbiased weights, honest errors."""
 
+import functools
 import itertools
 import warnings
 
@@ -66,11 +67,23 @@ def test_subsets_are_uniform():
         assert statistic < df + 5 * np.sqrt(2 * df)
 
 
+@functools.cache
+def unbiased_estimator(minibatch):
+    """One for several tests, so that its program is compiled once."""
+    return minibatched(
+        waiting,
+        minibatch=minibatch,
+        num_steps=8,
+        step_size=0.15,
+        damping=0.5,
+        num_particles=5000,
+    )
+
+
 @pytest.mark.parametrize("minibatch", [True, "particle"], ids=["shared", "particle"])
 def test_weights_are_unbiased(minibatch):
     """Over batch sequences, and shared: for the one sequence of a run, too."""
-    settings = {"num_steps": 8, "step_size": 0.15, "damping": 0.5, "num_particles": 5000}
-    estimator = minibatched(waiting, minibatch=minibatch, **settings)
+    estimator = unbiased_estimator(minibatch)
     evidence = estimator.log_evidence(random.key(3), TIMES)
     assert_unbiased(evidence.log_weights, EXACT)
     # A step costs 3/7 of a gradient, the density at the end as much as one.
@@ -163,8 +176,8 @@ def test_steps_see_fresh_batches_and_the_reverse_chain_the_same():
 
 def test_sandwich_and_gradient():
     """Reverse chains see the sequence of the forward ones; the estimate is differentiable in the data."""
-    draws = np.random.default_rng(0).gamma(SHAPE, 1 / RATE, 2000)
-    estimator = minibatched(waiting, num_steps=6, step_size=0.15, num_particles=2000)
+    draws = np.random.default_rng(0).gamma(SHAPE, 1 / RATE, 5000)
+    estimator = unbiased_estimator(True)
     posterior_samples = {"rate": jnp.asarray(draws, jnp.float32)}
     evidence = estimator.sandwich(random.key(2), TIMES, posterior_samples=posterior_samples)
     assert abs(float(evidence) - EXACT) < 5 * evidence.standard_error
