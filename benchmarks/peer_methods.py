@@ -17,8 +17,9 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.linalg import solve_triangular
 from scipy.optimize import brentq, minimize
-from scipy.special import expit, logsumexp
+from scipy.special import expit, gammaln, logsumexp
 from targets import Target
 
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
@@ -126,7 +127,6 @@ def tempered_smc(
     target_ess: float = 0.5,
     target_acceptance: float = 0.8,
     max_temperatures: int = 500,
-    dense: bool = True,
 ) -> RunFn:
     """
     blackjax's adaptive tempered SMC with HMC moves, whose mass matrix and step size are tuned from the
@@ -149,7 +149,6 @@ def tempered_smc(
         covariance = (centred.T * smc.weights) @ centred
         # A little of the diagonal alone keeps the matrix regular when few particles carry weight.
         share = num_dims / (num_dims + num_particles * target_ess)
-        share = share if dense else 1.0
         return (1 - share) * covariance + share * jnp.diag(jnp.diag(covariance))
 
     @jax.jit
@@ -285,6 +284,31 @@ def nuts_bridge(
     return run
 
 
+class StudentT(NamedTuple):
+    """In NumPy, so that nothing is compiled; by its Cholesky factor, whatever its condition."""
+
+    degrees: float
+    mean: np.ndarray
+    scale_tril: np.ndarray
+
+    @classmethod
+    def of(cls, degrees: float, mean: np.ndarray, covariance: np.ndarray) -> "StudentT":
+        """The one of this mean and covariance."""
+        return cls(degrees, mean, np.linalg.cholesky(covariance * (degrees - 2) / degrees))
+
+    def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        normal = rng.standard_normal((size, len(self.mean)))
+        spread = np.sqrt(self.degrees / rng.chisquare(self.degrees, (size, 1)))
+        return self.mean + spread * normal @ self.scale_tril.T
+
+    def log_prob(self, x: np.ndarray) -> np.ndarray:
+        d, n = self.degrees, len(self.mean)
+        white = solve_triangular(self.scale_tril, (x - self.mean).T, lower=True)
+        constant = gammaln((d + n) / 2) - gammaln(d / 2) - n / 2 * np.log(d * np.pi)
+        constant -= np.sum(np.log(np.diag(self.scale_tril)))
+        return constant - (d + n) / 2 * np.log1p(np.sum(white**2, axis=0) / d)
+
+
 def laplace_importance(
     target: Target,
     num_draws: int = 10_000,
@@ -299,34 +323,32 @@ def laplace_importance(
 
     value_and_grad = jax.jit(lambda x, problem: jax.value_and_grad(_potential(problem))(x))
     hessian = jax.jit(lambda x, problem: jax.hessian(_potential(problem))(x))
+    evaluate = jax.jit(
+        lambda positions, problem: -lax.map(_potential(problem), positions, batch_size=CHUNK)
+    )
 
-    @partial(jax.jit, static_argnames="size")
-    def weigh(rng_key, student, problem, size):
-        draws = student.sample(rng_key, (size,))
-        log_joint = -lax.map(_potential(problem), draws, batch_size=CHUNK)
+    def weigh(
+        rng: np.random.Generator, student: StudentT
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draws, their log joint densities and log weights."""
+        draws = student.sample(rng, num_round_draws)
+        log_joint = np.asarray(evaluate(draws, target.problem))
         return draws, log_joint, log_joint - student.log_prob(draws)
-
-    def student_with(degrees, mean, covariance):
-        """The Student-t of this mean and covariance."""
-        scale_tril = np.linalg.cholesky(covariance * (degrees - 2) / degrees)
-        return dist.MultivariateStudentT(jnp.asarray(degrees), jnp.asarray(mean), scale_tril)
 
     def run(rng_key: jax.Array) -> Result:
         problem = target.problem
-        init_key, *round_keys, last_key = random.split(rng_key, num_rounds + 2)
+        rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
         num_dims = jax.eval_shape(make_target(problem).sample_fn, rng_key).shape[-1]
-        init = np.asarray(random.uniform(init_key, (num_dims,), minval=-2.0, maxval=2.0))
+        init = rng.uniform(-2.0, 2.0, num_dims)
         found = minimize(lambda x: value_and_grad(x, problem), init, jac=True, method="BFGS")
         precision = np.asarray(hessian(found.x, problem))
         values, vectors = np.linalg.eigh((precision + precision.T) / 2)
         # A direction without curvature gets a scale of one.
         values = np.where(np.isfinite(values) & (values > 1e-8), values, 1.0)
         mean, covariance = found.x, (vectors / values) @ vectors.T
-        student = student_with(all_degrees[0], mean, covariance)
-        for key in round_keys:
-            draws, log_joint, log_weights = map(
-                np.asarray, weigh(key, student, problem, num_round_draws)
-            )
+        student = StudentT.of(all_degrees[0], mean, covariance)
+        for _ in range(num_rounds):
+            draws, log_joint, log_weights = weigh(rng, student)
             shares = np.exp(log_weights - logsumexp(log_weights))
             ess = 1 / np.sum(shares**2)
             step = ess / (ess + 10 * num_dims)  # as far as the weights can be trusted
@@ -334,13 +356,13 @@ def laplace_importance(
             centred = draws - mean - shift
             matched = (centred.T * shares) @ centred
             mean, covariance = mean + step * shift, (1 - step) * covariance + step * matched
-            candidates = [student_with(degrees, mean, covariance) for degrees in all_degrees]
+            candidates = [StudentT.of(degrees, mean, covariance) for degrees in all_degrees]
             # The second moment of each candidate's weights, up to a constant.
             moments = [logsumexp(log_weights + log_joint - c.log_prob(draws)) for c in candidates]
             student = candidates[int(np.argmin(moments))]
-        size = num_draws - num_rounds * num_round_draws
-        *_, log_weights = weigh(last_key, student, problem, size)
-        log_weights = np.asarray(log_weights, np.float64)
+        num_last = num_draws // num_round_draws - num_rounds
+        log_weights = np.concatenate([weigh(rng, student)[2] for _ in range(num_last)])
+        size = len(log_weights)
         log_evidence = float(logsumexp(log_weights)) - np.log(size)
         error = float(np.std(np.exp(log_weights - log_evidence)) / np.sqrt(size))
         # A product with the Hessian costs about two gradients.
