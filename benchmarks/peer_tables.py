@@ -13,6 +13,7 @@ from targets import Target
 
 OURS = "#d55e00"
 MUTED = {"annealing": "#4f7c9b", "other": "#8a8a8a"}
+HIGHEST = 3.0  # in the picture; a triangle there stands for more
 TOLERANCE = 1.05  # costs this close are equal
 _CAPTION = (
     "RMSE of log evidence in nats over seeds, with a 95 % bootstrap interval. Cost: gradients, all tuning and "
@@ -174,12 +175,13 @@ SHORT |= {"hais": "HAIS", "autodais": "AutoDAIS", "nested": "nested"}
 
 
 def _draw_panel(axes: Axes, target: Target, summaries: list[Summary]) -> None:
-    finite = [summary for summary in summaries if np.isfinite(summary.rmse)]
+    finite = [_clipped(summary) for summary in summaries]
     for summary in finite:
         color = OURS if summary.kind == "ours" else MUTED[summary.kind]
         low, high = summary.interval
         axes.plot([summary.cost] * 2, [low, high], color=color, linewidth=1, alpha=0.6, zorder=2)
-        marker = "o" if summary.kind != "other" else "s"
+        marker = "s" if summary.kind == "other" else "o"
+        marker = "^" if summary.rmse == HIGHEST else marker
         size = 6 if summary.kind == "ours" else 4.5
         axes.plot(summary.cost, summary.rmse, marker, color=color, markersize=size, zorder=3)
     ours = [summary for summary in finite if summary.kind == "ours"]
@@ -197,6 +199,12 @@ def _draw_panel(axes: Axes, target: Target, summaries: list[Summary]) -> None:
     if default is not None:
         named.append(("DAIS", default, OURS))
     _label_points(axes, named)
+
+
+def _clipped(summary: Summary) -> Summary:
+    """An error off the scale, at its end."""
+    rmse, low, high = (min(value, HIGHEST) for value in (summary.rmse, *summary.interval))
+    return summary._replace(rmse=rmse, interval=(low, high))
 
 
 def _label_points(axes: Axes, named: list[tuple[str, Summary, str]]) -> None:
