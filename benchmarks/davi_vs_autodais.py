@@ -36,9 +36,8 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import optax
+from targets import REFERENCES, load, logistic_regression
 
-import numpyro
-import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDAIS, AutoDiagonalNormal, AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_feasible
@@ -54,36 +53,6 @@ PUBLISHED = {
 }
 PUBLISHED_STEPS = (8, 32, 128)
 CHUNK = 250  # iterations of one compiled program
-LOG_EVIDENCE = {"sonar": -108.39, "ionosphere": -111.607, "seeds": -73.401}
-
-
-def logistic_regression(X: jax.Array, y: jax.Array) -> None:
-    w = numpyro.sample("w", dist.Normal(jnp.zeros(X.shape[1]), 1).to_event(1))
-    numpyro.sample("y", dist.Bernoulli(logits=X @ w).to_event(1), obs=y)
-
-
-def seeds(x1: jax.Array, x2: jax.Array, n: jax.Array, r: jax.Array) -> None:
-    tau = numpyro.sample("tau", dist.Gamma(0.01, 0.01))
-    a0, a1, a2, a12 = (
-        numpyro.sample(name, dist.Normal(0, 10)) for name in ("a0", "a1", "a2", "a12")
-    )
-    with numpyro.plate("seeds", len(r)):
-        b = numpyro.sample("b", dist.Normal(0, 1 / jnp.sqrt(tau)))
-        logits = a0 + a1 * x1 + a2 * x2 + a12 * x1 * x2 + b
-        numpyro.sample("r", dist.Binomial(n, logits=logits), obs=r)
-
-
-def load(directory: Path, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
-    """A model and its arguments."""
-    table = np.genfromtxt(directory / f"{name}.csv", delimiter=",", names=True)
-    if name == "seeds":
-        return seeds, tuple(jnp.asarray(table[column]) for column in ("x1", "x2", "n", "r"))
-    *features, label = table.dtype.names
-    X = np.stack([table[column] for column in features], axis=1)
-    scale = X.std(axis=0)
-    X = (X - X.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
-    X = np.concatenate([np.ones((len(X), 1)), X], axis=1)
-    return logistic_regression, (jnp.asarray(X), jnp.asarray(table[label]))
 
 
 class Fit(NamedTuple):
@@ -195,7 +164,7 @@ def main(args: argparse.Namespace) -> None:
         model, data = load(args.directory, name)
         guides = {"diagonal": AutoDiagonalNormal(model), "full rank": AutoMultivariateNormal(model)}
         starts = {kind: warm_up(model, guide, data, args) for kind, guide in guides.items()}
-        print(f"\n{name}: log evidence {LOG_EVIDENCE[name]}, {args.num_iterations} iterations")
+        print(f"\n{name}: log evidence {REFERENCES[name][0]}, {args.num_iterations} iterations")
         print(f"{'':26}{'K':>5}{'bound':>10}{'error':>8}{'ms / step':>11}{'to AutoDAIS':>13}")
         for num_steps in args.num_steps:
             methods = {

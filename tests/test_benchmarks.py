@@ -1,0 +1,47 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The comparison with peers runs, continues where it stopped, and draws its conclusions."""
+
+import json
+from pathlib import Path
+import subprocess
+import sys
+
+PEERS = Path(__file__).parents[1] / "benchmarks" / "peers.py"
+
+
+def run_peers(results: Path, *arguments: str) -> str:
+    command = [sys.executable, PEERS, "--results", results, "--targets", "hierarchy", *arguments]
+    result = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert "failed" not in result.stdout, result.stdout
+    return result.stdout
+
+
+def test_peers(tmp_path):
+    results = tmp_path / "peers.jsonl"
+    row = {"target": "hierarchy", "method": "smc_1k", "log_evidence": -39.7, "seconds": 1.0}
+    row |= {"standard_error": None, "has_warning": None, "first_seconds": None}
+    row |= {"num_gradients": 1000, "num_densities": 100}
+    given = [{**row, "seed": seed, "log_evidence": -39.7 + 0.4 * seed} for seed in range(2)]
+    results.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+    text = run_peers(results, "--num-seeds", "2", "--methods", "smc_1k", "laplace", "dais")
+    assert "linear-Gaussian hierarchy, 9-d: log evidence -39.298" in text
+    # Errors of -0.402 and -0.002, either of which may be both of a bootstrap sample.
+    assert "tempered SMC, 1k                        2      0.28 (0.0020 to 0.4)" in text
+    assert "1,050" in text
+    assert "DAIS: RMSE is" in text
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert rows[:2] == given  # what is there is not run again
+    assert [(row["method"], row["seed"]) for row in rows[2:]] == [
+        ("laplace", 0),
+        ("laplace", 1),
+        ("dais", 0),
+        ("dais", 1),
+    ]
+    for row in rows[2:]:
+        assert abs(row["log_evidence"] - -39.29797) < 4 * row["standard_error"]
+        assert row["num_gradients"] > 0
+    assert results.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "| tempered SMC, 1k | 2 |" in results.with_suffix(".md").read_text(encoding="utf-8")
