@@ -210,7 +210,7 @@ def certificate(
         density = ModelDensity(simulated, inspect_model(simulated))
         position = density.to_position(values)
         forward = estimator._run(
-            forward_key, simulated, settings, num_particles=estimator.num_particles
+            forward_key, simulated, settings, num_particles=estimator._num_particles(settings)
         )
         reverse = estimator._reverse_run(reverse_key, simulated, settings, position[None])
         return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)

@@ -260,7 +260,9 @@ class Estimator:
         self._check(problem)
         tune_key, simulation_key = random.split(rng_key)
         settings = self.settings
-        if settings is None:  # from the prior: a start fitted to these data is none for simulated ones
+        if (
+            settings is None
+        ):  # from the prior: a start fitted to these data is none for simulated ones
             settings = self._tune(tune_key, problem, is_start_free=False)
         return certificate(simulation_key, self, problem, settings, num_datasets)
 
@@ -371,9 +373,7 @@ class Estimator:
             settings = settings._replace(num_gradients=num_gradients)
         return settings
 
-    def _tune(
-        self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True
-    ) -> Settings:
+    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
         """A step size for everything else as it was given."""
         if self.num_steps == 0:
             return self._settings(1.0)
@@ -501,7 +501,11 @@ class Estimator:
         """
         block = _chunk_size(problem)
         is_whole = num_particles <= block or self.chunk_size is not None
-        if is_whole or self._progress_bar is not None or not is_concrete((problem, rng_key, settings)):
+        if (
+            is_whole
+            or self._progress_bar is not None
+            or not is_concrete((problem, rng_key, settings))
+        ):
             return self._jitted_run(
                 rng_key, problem, settings.of_chain(), num_particles=num_particles
             )
@@ -542,7 +546,10 @@ def _chunk_size(problem: Problem) -> int:
     """As many particles at a time as memory surely has room for."""
     leaves = jax.tree.leaves((problem.args, problem.kwargs))
     rows = [max(1, jnp.size(leaf) // max(jnp.shape(leaf)[-1:], default=1)) for leaf in leaves]
-    sizes = [jnp.size(leaf) if jnp.ndim(leaf) < 2 else row for leaf, row in zip(leaves, rows, strict=True)]
+    sizes = [
+        jnp.size(leaf) if jnp.ndim(leaf) < 2 else row
+        for leaf, row in zip(leaves, rows, strict=True)
+    ]
     return max(min(_MAX_CHUNK, _MAX_CHUNK_WORDS // max(sizes, default=1)), _MIN_CHUNK)
 
 

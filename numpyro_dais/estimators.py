@@ -100,9 +100,7 @@ class DAIS(Estimator):
         super().__init__(model, **kwargs)
         self._tuner = Tuner(self._run_log_weights)
 
-    def _tune(
-        self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True
-    ) -> Settings:
+    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
         has_plain_chains = (
             self.plate is None
             and self.batches is None
@@ -187,9 +185,7 @@ class _Corrected(Estimator):
                 "adaptation='pilot'."
             )
 
-    def _tune(
-        self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True
-    ) -> Settings:
+    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
         spread = self.preconditioner
         if spread is None:
             spread = start_spread(self._jitted_draws(rng_key, problem))

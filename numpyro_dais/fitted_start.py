@@ -26,10 +26,18 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax, random
-from jax.scipy.special import gammaln, logsumexp
 import jax.numpy as jnp
+from jax.scipy.special import gammaln, logsumexp
 
-__all__ = ["BASE_SHARE", "Component", "FittedStart", "Mixture", "component_log_density", "from_noise", "to_noise"]
+__all__ = [
+    "BASE_SHARE",
+    "Component",
+    "FittedStart",
+    "Mixture",
+    "component_log_density",
+    "from_noise",
+    "to_noise",
+]
 
 BASE_SHARE = 0.05
 _MAX_LOG_SCALE = 6.0
@@ -219,7 +227,9 @@ def _noise_log_density(noise: jax.Array) -> jax.Array:
     num_dims, df = noise.size, _TAIL_DF
     square = jnp.sum(noise**2)
     log_normal = -0.5 * square - 0.5 * num_dims * jnp.log(2 * jnp.pi)
-    log_tail = gammaln((df + num_dims) / 2) - gammaln(df / 2) - 0.5 * num_dims * jnp.log(df * jnp.pi)
+    log_tail = (
+        gammaln((df + num_dims) / 2) - gammaln(df / 2) - 0.5 * num_dims * jnp.log(df * jnp.pi)
+    )
     log_tail = log_tail - 0.5 * (df + num_dims) * jnp.log1p(square / df)
     log_wider = 0.5 * (1 - _AXIS_SCALE**-2) * noise**2 - jnp.log(_AXIS_SCALE)
     log_axis = log_normal + logsumexp(log_wider) - jnp.log(num_dims)

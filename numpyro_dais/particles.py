@@ -92,20 +92,17 @@ def run_particles(
 def join_runs(runs: list[Run]) -> Run:
     """Returns blocks of particles with the same settings as one run."""
     host = [jax.tree.map(np.asarray, run) for run in runs]
-    weights = np.array([len(run.log_weights) for run in host]) / sum(
-        len(run.log_weights) for run in host
-    )
+    sizes = np.array([len(run.log_weights) for run in host])
+
+    def join(*parts: np.ndarray) -> np.ndarray:
+        return np.concatenate(parts)
+
+    joined = jax.tree.map(join, *(run._replace(acceptance=None, step_size=None) for run in host))
     acceptance = None
     if host[0].acceptance is not None:
-        acceptance = np.tensordot(weights, np.stack([run.acceptance for run in host]), axes=1)
-    joined = Run(
-        log_weights=np.concatenate([run.log_weights for run in host]),
-        positions=np.concatenate([run.positions for run in host]),
-        is_start_finite=np.concatenate([run.is_start_finite for run in host]),
-        acceptance=acceptance,
-        step_size=host[0].step_size,
-    )
-    return jax.device_put(joined)
+        by_block = np.stack([run.acceptance for run in host])
+        acceptance = np.tensordot(sizes / sizes.sum(), by_block, axes=1)
+    return jax.device_put(joined._replace(acceptance=acceptance, step_size=host[0].step_size))
 
 
 def run_adaptive_particles(

@@ -29,7 +29,9 @@ MOVE = Transition(is_corrected=True, num_leapfrog=2)
 _ESS_SHARE = 0.5
 _TARGET_ACCEPTANCE = 0.75
 _MAX_LEVELS = 200
-_MAX_STEP_SIZE = 0.765  # two steps of this size turn a Gaussian by a right angle: it forgets where it was
+_MAX_STEP_SIZE = (
+    0.765  # two steps of this size turn a Gaussian by a right angle: it forgets where it was
+)
 _SMOOTHING = 3  # levels on either side
 
 
@@ -211,9 +213,9 @@ class _Spread(NamedTuple):
         return self.deviations[:, None] * np.linalg.cholesky(correlation)
 
 
-def _spread(positions: np.ndarray, is_dense: bool) -> _Spread:
+def _spread(population: jax.Array, is_dense: bool) -> _Spread:
     """The spread of a population, in which neither heavy tails nor a stray particle count for much."""
-    positions = np.asarray(positions, np.float64)
+    positions = np.asarray(population, np.float64)
     center = np.median(positions, axis=0)
     low, high = np.quantile(positions, [0.25, 0.75], axis=0)
     width = (high - low) / 1.349
@@ -235,7 +237,9 @@ def _smooth(spreads: list[_Spread], num_particles: int) -> np.ndarray:
     weights = np.maximum(1 - np.abs(levels[:, None] - levels) / (_SMOOTHING + 1), 0.0)
     # Straight lines through the neighbours, so that a trend is not flattened at the ends.
     logs = np.log([spread.deviations for spread in spreads])
-    deviations = np.exp(np.stack([_line_at(levels, logs, w, level) for level, w in enumerate(weights)]))
+    deviations = np.exp(
+        np.stack([_line_at(levels, logs, w, level) for level, w in enumerate(weights)])
+    )
     if spreads[0].correlation is None:
         return deviations
     weights = weights / weights.sum(axis=1, keepdims=True)

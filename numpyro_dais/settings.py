@@ -48,9 +48,13 @@ class Settings(NamedTuple):
     def __repr__(self) -> str:
         if not is_concrete(self):
             return f"Settings({self.num_steps} steps, traced)"
-        lines = [f"Settings of {self.num_steps} steps" if self.num_steps else "Settings without steps"]
+        lines = [
+            f"Settings of {self.num_steps} steps" if self.num_steps else "Settings without steps"
+        ]
         if self.num_steps:
-            is_constant = self.preconditioner is None or self.preconditioner.shape[0] != self.num_steps
+            is_constant = (
+                self.preconditioner is None or self.preconditioner.shape[0] != self.num_steps
+            )
             kind = "none" if self.preconditioner is None else f"shape {self.preconditioner.shape}"
             lines += [
                 f"  betas {_range(self.betas)}, half way at step {self._half_way} of {self.num_steps}",
@@ -72,7 +76,7 @@ class Settings(NamedTuple):
 
         :param path: of the file, in NumPy's ``npz`` format.
         """
-        arrays = {
+        arrays: dict[str, Any] = {
             "/".join(str(getattr(key, "name", key)) for key in keys): np.asarray(leaf)
             for keys, leaf in jax.tree_util.tree_leaves_with_path(self)
         }
@@ -104,25 +108,26 @@ def load_settings(path: Any) -> Settings:
     """
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
-    start = {key.removeprefix("start/"): arrays.pop(key) for key in list(arrays) if "start/" in key}
     if "betas" not in arrays:
-        raise ValueError(f"{path} holds no settings; it has {sorted(arrays)}. Write it with Settings.save.")
-    counts = {
+        raise ValueError(
+            f"{path} holds no settings; it has {sorted(arrays)}. Write it with Settings.save."
+        )
+    counts: dict[str, Any] = {
         name: int(arrays.pop(name)) for name in ("num_gradients", "num_particles") if name in arrays
     }
-    floats = {name: jnp.asarray(value, float) for name, value in arrays.items()}
-    if not start:
+    order = arrays.pop("start/order", None)
+    floats: dict[str, Any] = {name: jnp.asarray(value, float) for name, value in arrays.items()}
+
+    def part(prefix: str) -> dict[str, Any]:
+        names = [name for name in floats if name.startswith(prefix)]
+        return {name.removeprefix(prefix): floats.pop(name) for name in names}
+
+    component = part("start/components/")
+    mixture = part("start/")
+    if order is None:
         return Settings(**floats, **counts)
-    component = {
-        key.removeprefix("components/"): jnp.asarray(start.pop(key), float)
-        for key in list(start)
-        if key.startswith("components/")
-    }
-    order = jnp.asarray(start.pop("order"))
-    mixture = {name: jnp.asarray(value, float) for name, value in start.items()}
-    return Settings(
-        **floats, **counts, start=Mixture(order, components=Component(**component), **mixture)
-    )
+    start = Mixture(jnp.asarray(order), Component(**component), **mixture)
+    return Settings(**floats, **counts, start=start)
 
 
 def is_concrete(tree: Any) -> bool:

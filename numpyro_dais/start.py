@@ -45,7 +45,9 @@ def make_start(problem: Problem, density: ModelDensity) -> Start:
         parts = [guide_part(piece, problem, density) for piece in pieces_of(problem.guide)]
         return _combine(parts, density, "The guide")
     if isinstance(problem.start, FittedStart):
-        return _fitted_start(problem.start, make_start(problem.replace(start=problem.start.base), density), density)
+        return _fitted_start(
+            problem.start, make_start(problem.replace(start=problem.start.base), density), density
+        )
     if isinstance(problem.start, str):
         return Start(density.sample, density.log_prior)
     if isinstance(problem.start, Distribution):

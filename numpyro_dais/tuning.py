@@ -43,7 +43,11 @@ __all__ = [
     "DEFAULT_DAMPING",
     "DEFAULT_NUM_PARTICLES",
     "DEFAULT_TARGET_ERROR",
-    "Goal", "Tuner", "no_steps", "with_fit"]
+    "Goal",
+    "Tuner",
+    "no_steps",
+    "with_fit",
+]
 
 DEFAULT_DAMPING = 0.9
 DEFAULT_NUM_PARTICLES = 128
@@ -186,18 +190,17 @@ class Tuner:
         path, cost = self._pilot(pilot_key, started, goal, spent)
         trial, trial_cost = self._search(trial_key, started, path)
         spent += cost + trial_cost
-        num_steps, num_particles = goal.num_steps, goal.num_particles
-        if num_steps is None:
+        plan = _Plan(goal.num_steps or 0, goal.num_particles or DEFAULT_NUM_PARTICLES, 0.0, 0.0)
+        if goal.num_steps is None:
             plan, plan_cost = self._plan(plan_key, started, path, trial, goal, spent)
             spent += plan_cost
             if fit is not None and error < plan.error:
                 num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
                 return _without_steps(fit, num_particles, spent)
-            num_steps, num_particles = plan.num_steps, plan.num_particles
-        settings = anneal(path, num_steps, trial.step_size, damping_of(trial.step_size))
+        settings = anneal(path, plan.num_steps, trial.step_size, damping_of(trial.step_size))
         return settings._replace(
             start=mixture,
-            num_particles=DEFAULT_NUM_PARTICLES if num_particles is None else num_particles,
+            num_particles=plan.num_particles,
             num_gradients=math.ceil(spent),
         )
 
@@ -250,7 +253,12 @@ class Tuner:
             nonlocal spent
             spent += num_iterations * VARIATIONAL_DRAWS
             component, _ = self._variational(
-                next(keys), problem, component, order, num_iterations=num_iterations, learning_rate=rate
+                next(keys),
+                problem,
+                component,
+                order,
+                num_iterations=num_iterations,
+                learning_rate=rate,
             )
             return test(_single(component, order))
 
@@ -329,7 +337,9 @@ class Tuner:
             variance = math.expm1(min(scale / steps, 500.0))
             num_particles, error = _plan_particles(variance, steps + 0.5, goal, spent + cost)
             plans.append(_Plan(steps, num_particles, error, num_particles * (steps + 0.5)))
-        affordable_plans = [plan for plan in plans if spent + cost + plan.cost <= goal.budget] or plans[:1]
+        affordable_plans = [
+            plan for plan in plans if spent + cost + plan.cost <= goal.budget
+        ] or plans[:1]
         good = [plan for plan in affordable_plans if plan.error <= goal.target_error]
         if good:
             return min(good, key=lambda plan: plan.cost), cost
@@ -357,9 +367,7 @@ def _draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> jax.Array:
     return jax.vmap(make_target(problem).sample_fn)(random.split(rng_key, num_draws))
 
 
-def _search_starts(
-    rng_key: jax.Array, draws: np.ndarray, num_dims: int, most: float
-) -> np.ndarray:
+def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int, most: float) -> np.ndarray:
     """Where searches for modes begin: as NumPyro's own, in the cube from -2 to 2, and at draws of the start."""
     num_starts = int(np.clip(most / 1000, 4, _NUM_STARTS if num_dims <= 200 else 4))
     cube = np.asarray(random.uniform(rng_key, (num_starts, num_dims), minval=-2.0, maxval=2.0))

@@ -143,7 +143,7 @@ def test_a_warning_is_raised_once_and_says_the_same():
         x = numpyro.sample("x", dist.Normal(0.0, 10.0))
         numpyro.sample("y", dist.Normal(x, 0.01), obs=25.0)
 
-    estimator = DAIS(model, num_steps=0, num_particles=50)
+    estimator = DAIS(model, num_steps=0, num_particles=50, start="prior")
     with pytest.warns(UserWarning, match="effective sample size") as record:
         evidence = estimator.log_evidence()
     assert len(record) == 1
