@@ -88,7 +88,9 @@ class Mixture(NamedTuple):
     def description(self) -> str:
         """What it is, in words."""
         kind = "Gaussian" if self.components.shape is None else "conditional Gaussian"
-        return f"a fitted {kind}" if self.num_modes == 1 else f"{self.num_modes} fitted {kind}s"
+        if self.num_modes == 1:
+            return f"a fitted {kind}"
+        return f"a mixture of {self.num_modes} fitted {kind}s"
 
     def sample(self, rng_key: jax.Array) -> jax.Array:
         """Returns a draw ``[num_dims]``."""

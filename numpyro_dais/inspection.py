@@ -76,7 +76,9 @@ def inspect_model(problem: Problem) -> ModelStructure:
         return structure.prototype
 
     shapes = jax.eval_shape(inspect)
-    prototype = {n: np.full(shapes[n].shape, _ANYWHERE, shapes[n].dtype) for n in shapes}
+    # In the order of the model, which the dict that JAX returns does not keep.
+    names = structure.prototype
+    prototype = {n: np.full(shapes[n].shape, _ANYWHERE, shapes[n].dtype) for n in names}
     return structure._replace(prototype=prototype)
 
 

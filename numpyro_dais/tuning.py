@@ -58,6 +58,7 @@ _NUM_STARTS = 16
 _NUM_TESTS = 1024  # one block of particles
 _GAUSSIAN_ITERATIONS, _GAUSSIAN_RATE = 300, 0.05
 _SHAPED_ITERATIONS, _SHAPED_RATE = 500, 0.03
+_OTHERS_SHARE = 0.2
 _KHAT_LIMIT = 0.7  # of weights without steps
 _START_KHAT_LIMIT = 1.0  # of a start that steps are to mend
 _FIT_SHARE = 0.4  # of the budget
@@ -280,7 +281,10 @@ class Tuner:
             if is_worth(best, _SHAPED_ITERATIONS):
                 shaped = variational(_with_shape(begin), _SHAPED_ITERATIONS, _SHAPED_RATE)
                 best = min([best, shaped], key=lambda fit: fit.quality.score)
-        return best, spent
+        if len(begins) == 1 and begins[0] is gaussian:
+            return best, spent
+        # A variational fit may leave out where the density is highest, and its own draws would not show it.
+        return test(_supported(_component(best), [gaussian, *begins], order)), spent
 
     def _pilot(
         self, rng_key: jax.Array, problem: Problem, goal: Goal, spent: float
@@ -377,6 +381,15 @@ def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int, most: f
 
 def _component(fit: _Fit) -> Component:
     return jax.tree.map(lambda x: x[0], fit.mixture.components)
+
+
+def _supported(best: Component, others: list[Component], order: np.ndarray) -> Mixture:
+    """The best fit, with a share for the others."""
+    if best.shape is not None:
+        others = [_with_shape(other) for other in others]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), best, *others)
+    shares = np.array([1 - _OTHERS_SHARE, *[_OTHERS_SHARE / len(others)] * len(others)])
+    return Mixture(jnp.asarray(order), stacked, jnp.asarray(np.log(shares), float))
 
 
 def _single(component: Component, order: np.ndarray) -> Mixture:
