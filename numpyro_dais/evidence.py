@@ -229,6 +229,17 @@ class Evidence:
 
         return to_arviz(self, rng_key, num_samples)
 
+    def plot(self) -> Any:
+        """
+        Returns a Matplotlib figure of the run: its settings, where along the path it loses precision, and its
+        weights.
+
+        See :func:`numpyro_dais.plots.plot_evidence`.
+        """
+        from numpyro_dais.plots import plot_evidence
+
+        return plot_evidence(self)
+
     def __float__(self) -> float:
         if self.log_weights.ndim > 1:
             raise TypeError(
