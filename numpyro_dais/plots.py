@@ -184,17 +184,18 @@ def _draw_weights(ax: Any, evidence: Evidence) -> None:
         low, high = _shown_range(finite)
         ax.hist(finite, bins=np.linspace(low, high, num_bins + 1), color=_BLUE, alpha=0.8)
         ax.axvline(float(evidence.log_evidence), color=_ORANGE, label="log evidence")
-        if (mean := finite.mean()) > low and len(finite) == len(log_weights):
+        has_bound = evidence.settings.num_steps > 0 and len(finite) == len(log_weights)
+        if has_bound and (mean := finite.mean()) > low:
             ax.axvline(mean, color=_DARK, ls=":", label="mean (lower bound)")
+        ax.set_xlim(low, high + 0.03 * (high - low))
         ax.margins(y=0.35)
-        ax.legend(loc="upper left", ncols=2, fontsize="small", frameon=False)
+        ax.legend(loc="upper left", ncols=2, fontsize="small", framealpha=1.0, edgecolor="none")
         if num_lower := int(np.sum(finite < low)):
             _note(ax, 0.02, f"{num_lower} lower ones not shown", y=0.84)
     if len(finite) < len(log_weights):
         _note(ax, 0.98, f"{len(log_weights) - len(finite)} of weight zero", ha="right", y=0.84)
-    _style_panel(
-        ax, f"Log weights: ESS {float(evidence.ess):.0f} of {len(log_weights)}", "nats", ""
-    )
+    title = f"Log weights: ESS {float(evidence.ess):.0f} of {len(log_weights)} {evidence._unit}"
+    _style_panel(ax, title, "nats", "")
 
 
 def _shown_range(log_weights: np.ndarray) -> tuple[float, float]:
