@@ -23,7 +23,13 @@ from numpyro_dais.kernel import (
     split_preconditioner,
     with_preconditioner,
 )
-from numpyro_dais.path import DynamicsFn, LogDensities, LogDensitiesFn
+from numpyro_dais.path import (
+    DynamicsFn,
+    LogDensities,
+    LogDensitiesFn,
+    annealed_log_weight,
+    at_start,
+)
 from numpyro_dais.reversible import Reversible, run_reversible
 from numpyro_dais.segments import scan_segments, segment_length
 
@@ -31,7 +37,9 @@ __all__ = [
     "MEMORY_MODES",
     "ChainResult",
     "Memory",
+    "batch_key_of",
     "check_memory",
+    "draw_chain_noise",
     "move_chains",
     "run_adaptive_chains",
     "run_chain",
@@ -192,7 +200,7 @@ def run_adaptive_chains(
         next_step_size = update_fn(step_size, jnp.mean(acceptance, axis=0))
         return (state, next_step_size), (acceptance, step_size)
 
-    draw_noise = partial(_draw_noise, state, noise_key)
+    draw_noise = partial(draw_chain_noise, state, noise_key)
     (state, _), (acceptance, step_sizes) = scan_steps(
         step_fn, draw_noise, (state, step_size), steps, "plain"
     )
@@ -230,7 +238,7 @@ def move_chains(
             lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
         )(noise, state)
 
-    draw_noise = partial(_draw_noise, state, noise_key)
+    draw_noise = partial(draw_chain_noise, state, noise_key)
     state, acceptance = scan_steps(step_fn, draw_noise, state, steps, "plain")
     assert state.densities is not None
     return state.position, state.densities, acceptance
@@ -256,7 +264,7 @@ def _run(
     state = ChainState(position, momentum, jnp.zeros_like(first.log_start), densities)
 
     steps, preconditioner = split_preconditioner(steps)
-    batch_key = random.fold_in(rng_key, _BATCHES)
+    batch_key = batch_key_of(rng_key)
 
     def densities_of(index: jax.Array) -> LogDensitiesFn:
         return log_densities_fn if dynamics_fn is None else dynamics_fn(batch_key, index)
@@ -269,7 +277,7 @@ def _run(
         return transition_fn(noise, state, step, densities_of(index), transition)
 
     num_steps, acceptance = len(steps.beta), None
-    draw_noise = partial(_draw_noise, state)
+    draw_noise = partial(draw_chain_noise, state)
     if num_steps and memory == "reversible":
         assert reversible is not None
         max_length = min(_NOISE_BLOCK, max(1, _NOISE_SIZE // momentum.size))
@@ -292,9 +300,7 @@ def _run(
         return ChainResult(state.position, state.log_weight, acceptance)
     last = log_densities_fn(state.position) if num_steps else first
     start, end = (first, last) if transition_fn is forward_step else (last, first)
-    # The ratio is a number of its own, not the difference of two large ones: without steps the
-    # weight is exactly that of importance sampling.
-    log_weight = end.log_ratio + ((end.log_start - start.log_start) + state.log_weight)
+    log_weight = annealed_log_weight(at_start(start), end, state.log_weight)
     return ChainResult(state.position, log_weight, None)
 
 
@@ -357,8 +363,22 @@ def scan_steps(
     return scan_segments(segment, state, steps, length)
 
 
-def _draw_noise(state: ChainState, rng_key: jax.Array, index: jax.Array, num_steps: int) -> Noise:
-    """The noise of ``num_steps`` steps of chains in a state like this one."""
+def batch_key_of(rng_key: jax.Array) -> jax.Array:
+    """Returns the key of a chain's own mini-batches, from the chain's."""
+    return random.fold_in(rng_key, _BATCHES)
+
+
+def draw_chain_noise(
+    state: ChainState, rng_key: jax.Array, index: jax.Array, num_steps: int
+) -> Noise:
+    """
+    Returns the noise of a segment of steps.
+
+    :param state: a state of the chains, for its shapes.
+    :param rng_key: the key of the noise.
+    :param index: that of the segment.
+    :param num_steps: its length.
+    """
     normal_key, momentum = random.fold_in(rng_key, index), state.momentum
     log_uniform = None
     if state.densities is not None:

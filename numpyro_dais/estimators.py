@@ -4,6 +4,8 @@
 """The estimators of the evidence: DAIS, and the baselines on the same targets."""
 
 from collections.abc import Callable
+from dataclasses import replace
+import math
 from typing import Any, Literal
 
 import jax
@@ -11,7 +13,10 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais.estimator import Estimator
+from numpyro_dais.bidirectional import Certificate
+from numpyro_dais.estimator import Estimator, _chunk_size
+from numpyro_dais.evidence import Evidence
+from numpyro_dais.islands import check_islands, run_islands
 from numpyro_dais.kernel import Transition
 from numpyro_dais.particles import Run, run_adaptive_particles
 from numpyro_dais.problem import Problem
@@ -81,6 +86,12 @@ class DAIS(Estimator):
         in integers; see :mod:`numpyro_dais.reversible` for when to choose which.
     :param anchor_every: with ``"reversible"``, store a state every so many steps; only needed if a warning
         says so.
+    :param resample_at: inverse temperatures in (0, 1), increasing: after the first step at or above each, particles
+        are resampled by weight, those of each island among themselves. Each island's estimate is unbiased, and
+        is what ``log_weights`` then holds, with one posterior draw each. Which particles are chosen is not
+        differentiated, so gradients are biased. See :mod:`numpyro_dais.islands`.
+    :param num_islands: with ``resample_at``, into how many independent islands particles are divided, over
+        which the error is.
     :param chunk_size: how many particles run at a time; all if left out.
     :param progress_bar: whether to show a progress bar.
 
@@ -96,9 +107,19 @@ class DAIS(Estimator):
     True
     """
 
-    def __init__(self, model: Callable | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        resample_at: tuple[float, ...] = (),
+        num_islands: int = 8,
+        **kwargs: Any,
+    ) -> None:
+        self.resample_at = check_islands(resample_at, num_islands, kwargs)
         super().__init__(model, **kwargs)
+        self.num_islands = num_islands
         self._tuner = Tuner(self._run_log_weights)
+        self._jitted_islands = jax.jit(self._run_islands, static_argnames="num_particles")
 
     def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
         has_plain_chains = (
@@ -115,6 +136,79 @@ class DAIS(Estimator):
             self._wanted_steps, self.num_particles, self.target_error, self.budget, is_start_free
         )
         return self._tuner.tune(rng_key, problem, goal)
+
+    def sandwich(self, *args: Any, **kwargs: Any) -> Evidence:
+        self._refuse_resampling("sandwich")
+        return super().sandwich(*args, **kwargs)
+
+    sandwich.__doc__ = Estimator.sandwich.__doc__
+
+    def certify(self, *args: Any, **kwargs: Any) -> Certificate:
+        self._refuse_resampling("certify")
+        return super().certify(*args, **kwargs)
+
+    certify.__doc__ = Estimator.certify.__doc__
+
+    def _refuse_resampling(self, name: str) -> None:
+        if self.resample_at:
+            raise NotImplementedError(
+                f"{name} runs chains in both directions, and there is no reverse of a resampling; got resample_at="
+                f"{self.resample_at}. Leave it out."
+            )
+
+    def _estimate(self, rng_key: jax.Array, problem: Problem) -> Evidence:
+        evidence = super()._estimate(rng_key, problem)
+        if not self._has_islands(evidence.settings):
+            return evidence
+        island_size = self._num_particles(evidence.settings) // self.num_islands
+        return replace(evidence, island_size=island_size)
+
+    def _has_islands(self, settings: Settings | None) -> bool:
+        return bool(self.resample_at) and (settings is None or settings.num_steps > 0)
+
+    def _num_particles(self, settings: Settings | None) -> int:
+        number = super()._num_particles(settings)
+        if not self._has_islands(settings):
+            return number
+        # A number that was found by tuning knows nothing of islands.
+        return self.num_islands * max(number // self.num_islands, 2)
+
+    def _num_gradients(self, problem: Problem, settings: Settings, num_chains: int) -> int:
+        number = super()._num_gradients(problem, settings, num_chains)
+        if self._has_islands(settings):  # a density for each resampling, half of a gradient
+            number += math.ceil(num_chains * len(self.resample_at) / 2)
+        return number
+
+    def _run_all(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> Run:
+        if not self._has_islands(settings):
+            return super()._run_all(rng_key, problem, settings, num_particles)
+        return self._jitted_islands(
+            rng_key, problem, settings.of_chain(), num_particles=num_particles
+        )
+
+    def _run_islands(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
+    ) -> Run:
+        """Independent islands from the start."""
+        chunk_size = _chunk_size(problem) if self.chunk_size is None else self.chunk_size
+        at_a_time = min(max(chunk_size * self.num_islands // num_particles, 1), self.num_islands)
+        on_step = None
+        if self._progress_bar is not None:
+            num_chunks = math.ceil(self.num_islands / at_a_time)
+            on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
+        return run_islands(
+            rng_key,
+            make_target(problem),
+            settings,
+            self.memory,
+            self.resample_at,
+            num_particles,
+            self.num_islands,
+            at_a_time,
+            on_step,
+        )
 
     def _run_log_weights(
         self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
@@ -140,7 +234,8 @@ class ImportanceSampling(Estimator):
     """
 
     def __init__(self, model: Callable | None = None, **kwargs: Any) -> None:
-        _refuse(kwargs, _CHAIN_ARGUMENTS | {"progress_bar"}, "importance sampling takes no steps")
+        refused = _CHAIN_ARGUMENTS | _ISLANDS | {"progress_bar"}
+        _refuse(kwargs, refused, "importance sampling takes no steps")
         super().__init__(model, num_steps=0, step_size=1.0, **kwargs)
 
 
@@ -157,6 +252,7 @@ class _Corrected(Estimator):
         adaptation: Adaptation,
         kwargs: dict,
     ) -> None:
+        _refuse(kwargs, _ISLANDS, "only DAIS resamples on its way")
         _refuse(
             kwargs,
             {"minibatch", "surrogate"},
@@ -305,6 +401,7 @@ class AIS(_Corrected):
         super().__init__(model, transition, target_acceptance, adaptation, kwargs)
 
 
+_ISLANDS = {"resample_at", "num_islands"}
 _CHAIN_ARGUMENTS = {
     "num_steps",
     "step_size",

@@ -43,7 +43,7 @@ _ESS_LIMIT = 5.0
         "reverse_log_weights",
         "num_gradients",
     ],
-    meta_fields=["method", "num_chains", "notes"],
+    meta_fields=["method", "num_chains", "notes", "island_size"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -66,6 +66,9 @@ class Evidence:
     :param reverse_log_weights: those of reverse chains from posterior draws; None unless they were run.
     :param num_chains: of how many Markov chains the posterior draws are; None if they are independent.
     :param notes: what is to be said of the posterior draws, or of the memory mode.
+    :param island_size: how many particles each weight stands for. More than one if they were resampled on their
+        way: a weight then is the estimate of an island of particles, and its position that of one of them,
+        drawn by weight. Weights of islands are as independent and unbiased as those of particles are.
     """
 
     log_weights: jax.Array
@@ -79,10 +82,16 @@ class Evidence:
     reverse_log_weights: jax.Array | None = None
     num_chains: int | None = None
     notes: tuple[str, ...] = ()
+    island_size: int = 1
 
     @property
     def num_particles(self) -> int:
         """The number of particles S."""
+        return self.num_weights * self.island_size
+
+    @property
+    def num_weights(self) -> int:
+        """The number of independent weights: that of the particles, or of their islands."""
         return self.log_weights.shape[0]
 
     @property
@@ -180,7 +189,7 @@ class Evidence:
         estimate and its error are not to be trusted (Vehtari et al. 2024). Computed on the host.
         """
         self._require_concrete("khat")
-        if self.num_particles < _KHAT_MIN_PARTICLES:
+        if self.num_weights < _KHAT_MIN_PARTICLES:
             return None
         log_weights = np.asarray(self.log_weights, np.float64)
         if log_weights.ndim == 1:
@@ -202,10 +211,10 @@ class Evidence:
         sees a draw from its prior, as with NumPyro's MCMC.
 
         :param rng_key: the key of the resampling; a fixed one if left out.
-        :param num_samples: the number of draws; as many as particles if left out.
+        :param num_samples: the number of draws; as many as weights if left out.
         """
         rng_key = random.key(0) if rng_key is None else rng_key
-        num_samples = self.num_particles if num_samples is None else num_samples
+        num_samples = self.num_weights if num_samples is None else num_samples
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
         if is_concrete(self.log_weights) and not np.all(np.isfinite(self.log_evidence)):
@@ -228,6 +237,17 @@ class Evidence:
         from numpyro_dais.arviz import to_arviz
 
         return to_arviz(self, rng_key, num_samples)
+
+    def plot(self) -> Any:
+        """
+        Returns a Matplotlib figure of the run: its settings, where along the path it loses precision, and its
+        weights.
+
+        See :func:`numpyro_dais.plots.plot_evidence`.
+        """
+        from numpyro_dais.plots import plot_evidence
+
+        return plot_evidence(self)
 
     def __float__(self) -> float:
         if self.log_weights.ndim > 1:
@@ -257,15 +277,23 @@ class Evidence:
         num_steps, start = self.settings.num_steps, self.settings.start
         steps = f"{num_steps} steps" if num_steps else "no steps"
         origin = "" if start is None else f" from {start.description}"
+        islands = f" resampled in {self.num_weights} islands" if self.island_size > 1 else ""
         return (
-            f"{self.num_particles} particles{origin}, {steps}, {int(self.num_gradients)} gradients"
+            f"{self.num_particles} particles{origin}{islands}, {steps}, "
+            f"{int(self.num_gradients)} gradients"
         )
+
+    @property
+    def _unit(self) -> str:
+        """What has a weight."""
+        return "particles" if self.island_size == 1 else "islands"
 
     def _describe_lower_bound(self) -> list[str]:
         if self.settings.start is not None and not self.settings.num_steps:
             return []  # the stray draws that keep the weights bounded make it meaningless
         bound = _with_error(self.lower_bound, self.lower_bound_error)
-        return [f"  lower bound {bound} (mean log weight)"]
+        kind = "weight" if self.island_size == 1 else "estimate of the islands"
+        return [f"  lower bound {bound} (mean log {kind})"]
 
     def _describe_upper_bound(self) -> list[str]:
         if self.upper_bound is None:
@@ -307,6 +335,7 @@ class Evidence:
     def _faults(self) -> list[str]:
         log_weights = np.asarray(self.log_weights)
         num_particles, ess = self.num_particles, np.min(np.asarray(self.ess))
+        num_weights = self.num_weights
         faults = list(self.notes)
         num_bad_starts = int(np.sum(~np.asarray(self.is_start_finite)))
         num_nonfinite = int(np.sum(~np.isfinite(log_weights)))
@@ -327,9 +356,9 @@ class Evidence:
                     f"Forward and reverse weights hardly overlap ({self._overlap:.1f} effective pairs): trust "
                     "the bounds, not the estimate between them; use more steps or a fitted guide."
                 )
-        elif ess < min(_ESS_LIMIT, num_particles / 2):
+        elif ess < min(_ESS_LIMIT, num_weights / 2):
             faults.append(
-                f"The effective sample size is {ess:.1f} of {num_particles} particles: the estimate is "
+                f"The effective sample size is {ess:.1f} of {num_weights} {self._unit}: the estimate is "
                 "likely too low and its error too small; use more steps or start from a fitted guide."
             )
         elif self.khat is not None and np.any(np.asarray(self.khat) > _KHAT_LIMIT):

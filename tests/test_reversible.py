@@ -17,7 +17,7 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_dais import DAIS, HAIS, trajectory
-from numpyro_dais.chain import _draw_noise, run_chain, run_reverse_chain
+from numpyro_dais.chain import draw_chain_noise, run_chain, run_reverse_chain
 from numpyro_dais.fixed_point import (
     Ratio,
     Words,
@@ -187,7 +187,7 @@ def test_round_trip_is_exact(problem, num_steps, optimised):
 
     def setup(damping):
         steps = make_steps(num_steps, 0.05, damping)
-        options, draw_noise = Reversible(IN_FIFTIETHS), partial(_draw_noise, state)
+        options, draw_noise = Reversible(IN_FIFTIETHS), partial(draw_chain_noise, state)
         return prepare(state, log_densities_fn, steps, None, draw_noise, 32, options)
 
     @jit
@@ -261,7 +261,7 @@ def quantised_log_weight(values):
     grid = lax.stop_gradient(make_grid(position, None))
     unit, words = momentum_unit(position.dtype), encode_start(momentum)
     state = ChainState(position, momentum, jnp.zeros((), position.dtype), None)
-    noise = _draw_noise(state, noise_key, jnp.asarray(0), NUM_STEPS).normal
+    noise = draw_chain_noise(state, noise_key, jnp.asarray(0), NUM_STEPS).normal
 
     def advance(carry, xs):
         words, u, v, log_weight = carry
