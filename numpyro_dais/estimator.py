@@ -32,6 +32,7 @@ from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, subsampled_sizes
 from numpyro_dais.particles import Run, join_runs, run_particles, run_reverse_particles
 from numpyro_dais.problem import DataPlate, Problem
 from numpyro_dais.progress import ProgressBar
+from numpyro_dais.refinement import NUM_ITERATIONS, NUM_PARTICLES, refine_settings
 from numpyro_dais.reversible import OVERFLOW_NOTE, Reversible
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, is_concrete, make_settings
@@ -59,6 +60,7 @@ from numpyro_dais.validation import (
 __all__ = ["Estimator"]
 
 _NUM_SPREAD_DRAWS = 256
+_NUM_REFINE_TESTS = 64
 _MIN_CHUNK, _MAX_CHUNK = 128, 1024  # particles
 _MAX_CHUNK_WORDS = 2**25
 
@@ -160,6 +162,7 @@ class Estimator:
         self._progress_bar = ProgressBar(type(self).__name__) if progress_bar else None
         self._jitted_run = jax.jit(self._run, static_argnames="num_particles")
         self._jitted_block = jax.jit(self._block)
+        self._jitted_refine = jax.jit(self._refinement)
         self._jitted_reverse_run = jax.jit(self._reverse_run)
         self._jitted_draws = jax.jit(_start_draws)
         self._jitted_fit = jax.jit(fit_quadratic)
@@ -347,17 +350,28 @@ class Estimator:
         )
         return surrogate
 
-    def tune(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Settings:
+    def tune(
+        self,
+        rng_key: jax.Array | None = None,
+        *args: Any,
+        refine: bool = False,
+        **kwargs: Any,
+    ) -> Settings:
         """
-        Returns complete settings: those given to the constructor, and for a step size left out one
-        that is stable in short trials, in units of the start's spread (which then is the
-        preconditioner, unless one was given). Runs on the host, around compiled pieces.
+        Returns complete settings, those given to the constructor among them. Runs on the host, around
+        compiled pieces.
+
+        If only numbers of steps and particles are given, or nothing, :class:`~numpyro_dais.estimators.DAIS`
+        also chooses a start, a schedule, step sizes and preconditioners; see :mod:`numpyro_dais.tuning`. Else one
+        step size is found that is stable in short trials, in units of the start's spread.
 
         :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
         :param args: arguments of the model.
+        :param refine: whether schedule, step sizes and preconditioner are then improved by gradient ascent on
+            the bound. It pays where the same settings serve many runs.
         :param kwargs: keyword arguments of the model.
         """
-        if self.settings is not None:
+        if self.settings is not None and not refine:
             return self.settings
         problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
@@ -367,11 +381,47 @@ class Estimator:
             )
         problem = self._with_dynamics(rng_key, problem)
         self._check(problem)
-        settings = self._tune(random.split(rng_key)[0], problem)
+        tune_key, refine_key = random.split(rng_key)
+        settings = self.settings
+        if settings is None:
+            settings = self._tune(tune_key, problem)
         if self.surrogate == "quadratic":
             num_gradients = settings.num_gradients + int(problem.surrogate.num_gradients)
             settings = settings._replace(num_gradients=num_gradients)
-        return settings
+        return self._refine(refine_key, problem, settings) if refine else settings
+
+    def _refine(self, rng_key: jax.Array, problem: Problem, settings: Settings) -> Settings:
+        """Better settings, unless a test run says that they are not."""
+        if self.transition.is_corrected or problem.plates or not settings.num_steps:
+            raise NotImplementedError(
+                "refine=True is for chains of DAIS with at least one step and without plate=: it differentiates "
+                f"the bound of one chain; got {type(self).__name__} with {settings.num_steps} steps. Leave it out."
+            )
+        if not isinstance(settings.num_gradients, int):
+            settings = settings._replace(num_gradients=0)
+        ascent_key, test_key = random.split(rng_key)
+        problem = with_fit(problem, settings.start)
+        refined = self._jitted_refine(ascent_key, problem, settings.of_chain())
+        keys = random.split(test_key, _NUM_REFINE_TESTS)
+        runs = [self._jitted_block(keys, problem, s.of_chain()) for s in (settings, refined)]
+        before, after = (np.mean(np.asarray(run.log_weights)) for run in runs)
+        # A derivative through a gradient is worth two more of them.
+        num_steps = 3 * NUM_ITERATIONS * NUM_PARTICLES + 2 * _NUM_REFINE_TESTS
+        num_gradients = settings.num_gradients + settings.num_steps * num_steps
+        if not after > before:
+            return settings._replace(num_gradients=num_gradients)
+        return refined._replace(
+            num_gradients=num_gradients, start=settings.start, num_particles=settings.num_particles
+        )
+
+    def _refinement(self, rng_key: jax.Array, problem: Problem, settings: Settings) -> Settings:
+        target = make_target(problem)
+
+        def weights_fn(keys: jax.Array, settings: Settings) -> jax.Array:
+            return run_particles(keys, target, settings, "checkpoint").log_weights
+
+        num_dims = jax.eval_shape(target.sample_fn, rng_key).shape[-1]
+        return refine_settings(rng_key, settings, num_dims, weights_fn)[0]
 
     def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
         """A step size for everything else as it was given."""
