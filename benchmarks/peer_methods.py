@@ -123,14 +123,16 @@ def tempered_smc(
     target: Target,
     num_particles: int,
     num_moves: int = 3,
-    num_leapfrog: int = 10,
-    target_ess: float = 0.5,
+    trajectory: float = np.pi / 2,
+    max_leapfrog: int = 20,
+    target_ess: float = 0.7,
     target_acceptance: float = 0.8,
     max_temperatures: int = 500,
 ) -> RunFn:
     """
     blackjax's adaptive tempered SMC with HMC moves, whose mass matrix and step size are tuned from the
-    particles at every temperature.
+    particles at every temperature. A trajectory is a quarter of the period of a matched Gaussian: half a
+    period or a whole one, as fixed numbers of steps happen to give, would lead back to where it began.
     """
     import blackjax
     from blackjax.smc import adaptive_tempered, extend_params
@@ -140,16 +142,12 @@ def tempered_smc(
         smc: Any
         log_evidence: jax.Array
         step_size: jax.Array
-        covariance: jax.Array
+        variance: jax.Array
         num_temperatures: jax.Array
+        num_leapfrogs: jax.Array  # of each particle, so far
 
-    def covariance_of(smc: Any) -> jax.Array:
-        num_dims = smc.particles.shape[1]
-        centred = smc.particles - smc.weights @ smc.particles
-        covariance = (centred.T * smc.weights) @ centred
-        # A little of the diagonal alone keeps the matrix regular when few particles carry weight.
-        share = num_dims / (num_dims + num_particles * target_ess)
-        return (1 - share) * covariance + share * jnp.diag(jnp.diag(covariance))
+    def variance_of(smc: Any) -> jax.Array:
+        return smc.weights @ (smc.particles - smc.weights @ smc.particles) ** 2
 
     @jax.jit
     def sample(rng_key: jax.Array, problem: Problem) -> Loop:
@@ -169,10 +167,11 @@ def tempered_smc(
         )
 
         def body(loop: Loop) -> Loop:
+            num_leapfrog = jnp.clip(jnp.ceil(trajectory / loop.step_size), 1, max_leapfrog)
             parameters = {
                 "step_size": loop.step_size,
-                "inverse_mass_matrix": loop.covariance,
-                "num_integration_steps": num_leapfrog,
+                "inverse_mass_matrix": loop.variance,
+                "num_integration_steps": num_leapfrog.astype(int),
             }
             key = random.fold_in(run_key, loop.num_temperatures)
             smc, info = kernel(key, loop.smc, num_moves, extend_params(parameters))
@@ -181,15 +180,17 @@ def tempered_smc(
                 smc,
                 loop.log_evidence + info.log_likelihood_increment,
                 loop.step_size * jnp.exp(2 * excess),
-                covariance_of(smc),
+                variance_of(smc),
                 loop.num_temperatures + 1,
+                loop.num_leapfrogs + num_moves * num_leapfrog.astype(int),
             )
 
         init = Loop(
             adaptive_tempered.init(positions)._replace(tempering_param=jnp.zeros(())),
             jnp.zeros(()),
             jnp.asarray(positions.shape[1] ** -0.25),
-            jnp.diag(((high - low) / 1.349) ** 2),
+            ((high - low) / 1.349) ** 2,
+            0,
             0,
         )
         return lax.while_loop(
@@ -204,7 +205,7 @@ def tempered_smc(
         loop = sample(rng_key, target.problem)
         num_moved = int(loop.num_temperatures) * num_particles
         log_evidence = float(loop.log_evidence) if loop.smc.tempering_param >= 1 else np.nan
-        num_gradients = num_moved * (num_moves * num_leapfrog + 1)
+        num_gradients = num_moved + int(loop.num_leapfrogs) * num_particles
         return Result(log_evidence, None, None, num_gradients, 2 * num_moved)
 
     return run
