@@ -160,8 +160,8 @@ class DAIS(Estimator):
         evidence = super()._estimate(rng_key, problem)
         if not self._has_islands(evidence.settings):
             return evidence
-        island_size = self._num_particles(evidence.settings) // self.num_islands
-        return replace(evidence, island_size=island_size)
+        num_particles = self._num_particles(evidence.settings)
+        return replace(evidence, island_size=num_particles // self._num_islands(num_particles))
 
     def _has_islands(self, settings: Settings | None) -> bool:
         return bool(self.resample_at) and (settings is None or settings.num_steps > 0)
@@ -170,13 +170,23 @@ class DAIS(Estimator):
         number = super()._num_particles(settings)
         if not self._has_islands(settings):
             return number
-        # A number that was found by tuning knows nothing of islands.
-        return self.num_islands * max(number // self.num_islands, 2)
+        if self.num_particles is None and settings is not None and settings.num_particles:
+            # Tuning knows nothing of islands, and its budget is to be kept.
+            number = max(int(number / (1 + self._resampling_cost(settings))), 1)
+        return number - number % self._num_islands(number)
+
+    def _num_islands(self, num_particles: int) -> int:
+        """As many as were asked for, or fewer where tuning has left too few particles for them."""
+        return min(self.num_islands, max(num_particles // 2, 1))
+
+    def _resampling_cost(self, settings: Settings) -> float:
+        """A density, half of a gradient, for each resampling: as a share of what the steps cost."""
+        return len(self.resample_at) / 2 / settings.num_steps
 
     def _num_gradients(self, problem: Problem, settings: Settings, num_chains: int) -> int:
         number = super()._num_gradients(problem, settings, num_chains)
-        if self._has_islands(settings):  # a density for each resampling, half of a gradient
-            number += math.ceil(num_chains * len(self.resample_at) / 2)
+        if self._has_islands(settings):
+            number += math.ceil(number * self._resampling_cost(settings))
         return number
 
     def _run_all(
@@ -193,10 +203,11 @@ class DAIS(Estimator):
     ) -> Run:
         """Independent islands from the start."""
         chunk_size = _chunk_size(problem) if self.chunk_size is None else self.chunk_size
-        at_a_time = min(max(chunk_size * self.num_islands // num_particles, 1), self.num_islands)
+        num_islands = self._num_islands(num_particles)
+        at_a_time = min(max(chunk_size * num_islands // num_particles, 1), num_islands)
         on_step = None
         if self._progress_bar is not None:
-            num_chunks = math.ceil(self.num_islands / at_a_time)
+            num_chunks = math.ceil(num_islands / at_a_time)
             on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
         return run_islands(
             rng_key,
@@ -205,7 +216,7 @@ class DAIS(Estimator):
             self.memory,
             self.resample_at,
             num_particles,
-            self.num_islands,
+            num_islands,
             at_a_time,
             on_step,
         )

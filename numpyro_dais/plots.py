@@ -98,7 +98,9 @@ def plot_evidence(evidence: Evidence) -> Any:
         _draw_schedule(axes[0, 0], settings)
         _draw_step_size(axes[0, 1], settings)
         if evidence.acceptance is None:
-            _draw_contributions(axes[1, 0], gap_contributions(evidence))
+            title = "Contribution to the gap"
+            title += ", without resampling" if evidence.island_size > 1 else ""
+            _draw_contributions(axes[1, 0], gap_contributions(evidence), title)
         else:
             _draw_acceptance(axes[1, 0], np.asarray(evidence.acceptance))
         _draw_weights(axes[1, 1], evidence)
@@ -136,7 +138,7 @@ def _draw_step_size(ax: Any, settings: Settings) -> None:
     _style_panel(ax, "Step size and damping", "step", "")
 
 
-def _draw_contributions(ax: Any, contributions: np.ndarray) -> None:
+def _draw_contributions(ax: Any, contributions: np.ndarray, title: str) -> None:
     if not np.all(np.isfinite(contributions)):
         first = int(np.flatnonzero(~np.isfinite(contributions))[0])
         ax.axvline(first + 1, color=_ORANGE)
@@ -151,7 +153,7 @@ def _draw_contributions(ax: Any, contributions: np.ndarray) -> None:
     ax.bar(edges[:-1] + 0.5, totals / widths, width=widths, align="edge", color=_BLUE, alpha=0.8)
     ax.axhline(0.0, color=_DARK, linewidth=0.8)
     ax.margins(y=0.2)
-    _style_panel(ax, "Contribution to the gap", "step", "nats per step")
+    _style_panel(ax, title, "step", "nats per step")
     ax.set_xlim(0.5, len(contributions) + 0.5)
 
 
@@ -203,7 +205,7 @@ def _shown_range(log_weights: np.ndarray) -> tuple[float, float]:
     low, high = float(log_weights.min()), float(log_weights.max())
     if high - low < 1e-6 * max(abs(high), 1.0):  # equal weights
         return low - 0.5, high + 0.5
-    return max(low, high - 1.5 * (high - float(np.quantile(log_weights, 0.05)))), high
+    return max(low, high - 1.8 * (high - float(np.quantile(log_weights, 0.15)))), high
 
 
 def _style_panel(ax: Any, title: str, xlabel: str, ylabel: str) -> None:

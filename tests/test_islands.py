@@ -85,6 +85,19 @@ def test_without_resampling_steps_particles_are_those_of_the_plain_run(evidence)
     assert np.mean(np.abs(evidence.log_weights - means) > 1e-3) > 0.9
 
 
+TUNED = {20: (16, 8), 9: (6, 3), 3: (2, 1), 1: (1, 1)}
+
+
+@pytest.mark.parametrize(("number", "expected"), TUNED.items())
+def test_few_tuned_particles_make_fewer_islands_and_keep_the_budget(evidence, number, expected):
+    settings = evidence.settings._replace(num_particles=number)
+    estimator = DAIS(gamma_poisson, settings=settings, resample_at=RESAMPLE_AT)
+    num_particles = estimator._num_particles(settings)
+    assert (num_particles, estimator._num_islands(num_particles)) == expected
+    num_gradients = estimator._num_gradients(evidence.problem, settings, num_particles)
+    assert num_gradients <= max(number, 1.2) * 5
+
+
 def test_islands_are_traced_and_have_finite_gradients():
     def bound(scale, key):
         settings = {**ROUGH, "step_size": 0.4 * scale}
