@@ -105,7 +105,7 @@ class Estimator:
         check_guide(guide, guide_params)
         if num_particles is not None:
             check_count("num_particles", num_particles, 1)
-        check_goal(target_error, budget)
+        check_goal(target_error, budget, step_size is not None or settings is not None)
         if chunk_size is not None:
             check_count("chunk_size", chunk_size, 1)
         check_memory(memory, self.transition)

@@ -38,8 +38,10 @@ class DAIS(Estimator):
     r"""
     Differentiable annealed importance sampling: the evidence of a NumPyro model.
 
-    Particles start at exact draws of a tractable density :math:`q_0`, the prior or a fitted guide, and
-    are carried to :math:`p(D, u)` along :math:`f_\beta = q_0^{1-\beta} p(D, \cdot)^\beta` by leapfrog steps
+    With nothing but the model given, it tunes itself: part of the budget goes into a start fitted to the
+    posterior, or into a pilot run that measures the path from the prior; see :mod:`numpyro_dais.tuning`.
+
+    Particles start at exact draws of a tractable density :math:`q_0`, the prior or a fit, and are carried to :math:`p(D, u)` along :math:`f_\beta = q_0^{1-\beta} p(D, \cdot)^\beta` by leapfrog steps
     with partial momentum refreshment, without Metropolis corrections. Each particle's weight is
     unbiased for :math:`p(D)`, and a differentiable function of everything that goes into it.
 
@@ -56,9 +58,9 @@ class DAIS(Estimator):
     :param model: a NumPyro model. Discrete latent sites marked for enumeration are summed out.
     :param potential_fn: instead of a model, minus the log of any density over an array or a dict of
         arrays, known up to a constant; the constant is what is estimated. Needs ``start``.
-    :param num_steps: the number of steps :math:`K`, one gradient each; 256 unless ``schedule`` or
-        ``settings`` says otherwise. With 0 this is importance sampling.
-    :param num_particles: the number of particles :math:`S`.
+    :param num_steps: the number of steps :math:`K`, one gradient each. With 0 this is importance sampling. Left
+        out it is chosen for ``target_error``; with ``step_size`` it is 256, or as ``schedule`` says.
+    :param num_particles: the number of particles :math:`S`; left out likewise, or 128.
     :param step_size: :math:`\eta`, a number or one per step. Left out, :meth:`tune` finds it.
     :param damping: :math:`\gamma` in [0, 1), a number or one per step; 0 refreshes the momentum fully.
     :param schedule: a function of the number of steps (:mod:`numpyro_dais.schedule`), or the inverse
@@ -67,8 +69,14 @@ class DAIS(Estimator):
         lower triangular ``[num_dims, num_dims]``, with a leading axis of length :math:`K` to change it
         along the chain. Unconstrained values are in alphabetical order of the sites.
     :param settings: all of the above at once, as :meth:`tune` returns them.
-    :param start: ``"prior"``; a dict with a distribution over the values of each latent site; or one
+    :param target_error: the standard error of the log evidence, in nats, that a self-tuned run aims at; 0.005
+        if left out.
+    :param budget: gradients that a self-tuned run may spend, tuning included, a density counting as half of
+        one; 100,000 if left out.
+    :param start: ``"auto"``, in a self-tuned run a fit where that helps, else the prior; ``"prior"``; a dict with a distribution over the values of each latent site; or one
         distribution, over the only latent site or else over all unconstrained values as a vector.
+    :param keep_start: with ``potential_fn``, whether a self-tuned run must begin at ``start`` itself, which else
+        a fit may replace.
     :param guide: start at a fitted guide instead.
     :param guide_params: the guide's parameters, ``svi_result.params``.
     :param params: values of the model's ``param`` (and ``mutable``) sites.
@@ -247,6 +255,7 @@ class ImportanceSampling(Estimator):
     def __init__(self, model: Callable | None = None, **kwargs: Any) -> None:
         refused = _CHAIN_ARGUMENTS | _ISLANDS | {"progress_bar"}
         _refuse(kwargs, refused, "importance sampling takes no steps")
+        _refuse(kwargs, _GOAL, "only DAIS tunes itself")
         super().__init__(model, num_steps=0, step_size=1.0, **kwargs)
 
 
@@ -264,6 +273,7 @@ class _Corrected(Estimator):
         kwargs: dict,
     ) -> None:
         _refuse(kwargs, _ISLANDS, "only DAIS resamples on its way")
+        _refuse(kwargs, _GOAL, "only DAIS tunes itself")
         _refuse(
             kwargs,
             {"minibatch", "surrogate"},
@@ -413,6 +423,7 @@ class AIS(_Corrected):
 
 
 _ISLANDS = {"resample_at", "num_islands"}
+_GOAL = {"target_error", "budget", "keep_start"}
 _CHAIN_ARGUMENTS = {
     "num_steps",
     "step_size",

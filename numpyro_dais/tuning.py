@@ -63,7 +63,7 @@ _KHAT_LIMIT = 0.7  # of weights without steps
 _START_KHAT_LIMIT = 1.0  # of a start that steps are to mend
 _FIT_SHARE = 0.4  # of the budget
 _SAFETY = 1.25  # of the number of particles: their variance is known from a test only
-_MIN_PARTICLES = 128
+_MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32  # wanted, and if the budget is short
 _MAX_PARTICLES = 2**18
 _BLOCK = 1024
 _PILOT_SHARE = 0.2
@@ -342,7 +342,9 @@ class Tuner:
             num_particles, error = _plan_particles(variance, steps + 0.5, goal, spent + cost)
             plans.append(_Plan(steps, num_particles, error, num_particles * (steps + 0.5)))
         affordable_plans = [
-            plan for plan in plans if spent + cost + plan.cost <= goal.budget
+            plan
+            for plan in plans
+            if spent + cost + plan.cost <= goal.budget and plan.num_particles >= _FEWEST_PARTICLES
         ] or plans[:1]
         good = [plan for plan in affordable_plans if plan.error <= goal.target_error]
         if good:
@@ -385,6 +387,7 @@ def _component(fit: _Fit) -> Component:
 
 def _supported(best: Component, others: list[Component], order: np.ndarray) -> Mixture:
     """The best fit, with a share for the others."""
+    others = [other for other in others if not np.array_equal(other.loc, best.loc)]
     if best.shape is not None:
         others = [_with_shape(other) for other in others]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), best, *others)

@@ -64,8 +64,13 @@ def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any
             )
 
 
-def check_goal(target_error: Any, budget: Any) -> None:
-    """Raises an error unless these can be a wanted error and a number of gradients."""
+def check_goal(target_error: Any, budget: Any, is_complete: bool) -> None:
+    """Raises an error unless these can be a wanted error and a number of gradients, for a self-tuned run."""
+    if is_complete and (target_error is not None or budget is not None):
+        raise ValueError(
+            "target_error= and budget= are for self-tuned runs; step_size= or settings= leave nothing to tune. "
+            "Give num_steps= and num_particles= instead."
+        )
     if target_error is not None and not (math.isfinite(target_error) and target_error > 0):
         raise ValueError(f"target_error must be positive, in nats; got {target_error}.")
     if budget is not None:
