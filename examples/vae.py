@@ -61,9 +61,9 @@ def plot(checkpoint: Checkpoint, images: np.ndarray, side: int) -> Figure:
     """Test images, what the decoder makes of them, and draws of the model."""
     prior = random.normal(random.key(1), (NUM_PICTURES, checkpoint.config.num_latents))
     rows = {
-        "test image": images[:NUM_PICTURES],
-        "reconstruction": decode(checkpoint, encode(checkpoint, images[:NUM_PICTURES])),
-        "sample": decode(checkpoint, prior),
+        "data": images[:NUM_PICTURES],
+        "decoded": decode(checkpoint, encode(checkpoint, images[:NUM_PICTURES])),
+        "samples": decode(checkpoint, prior),
     }
     figure = Figure(figsize=(NUM_PICTURES * 0.8, 2.9), layout="constrained")
     axes = figure.subplots(len(rows), NUM_PICTURES, squeeze=False)
@@ -80,14 +80,14 @@ def plot(checkpoint: Checkpoint, images: np.ndarray, side: int) -> Figure:
 
 def main(args: argparse.Namespace) -> None:
     data = load_images(args.data, args.data_dir, args.num_train, args.num_test)
+    is_davi = args.objective.startswith("davi")
     config = Config(
         data=args.data,
         num_pixels=data.side**2,
         num_train=len(data.train),
         objective=args.objective,
-        num_steps=args.num_steps if args.objective.startswith("davi") else 0,
         num_particles=args.num_particles,
-        step_size=args.step_size,
+        **({"num_steps": args.num_steps, "step_size": args.step_size} if is_davi else {}),
         num_latents=args.num_latents,
         num_hidden=args.num_hidden,
         batch_size=args.batch_size,
@@ -123,7 +123,7 @@ if __name__ == "__main__":
     parser.add_argument("--objective", choices=OBJECTIVES, default="davi")
     parser.add_argument("--num-steps", type=int, default=10, help="K, of DAVI")
     parser.add_argument("--num-particles", type=int, default=5, help="S")
-    parser.add_argument("--step-size", type=float, default=0.05, help="of DAVI")
+    parser.add_argument("--step-size", type=float, default=0.08, help="of DAVI")
     parser.add_argument("--num-epochs", type=int, default=20, help="in all")
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the first 100 epochs")

@@ -55,18 +55,18 @@ class Config(NamedTuple):
     """
     All that training depends on, beside the number of epochs: equal configurations give equal parameters.
 
-    :param num_steps: :math:`K` of DAVI.
+    :param num_steps: :math:`K` of DAVI; 0 for the others.
     :param num_particles: :math:`S`.
-    :param step_size: of DAVI.
+    :param step_size: of DAVI; 0 for the others.
     """
 
     data: str = "digits"
     num_pixels: int = 64
     num_train: int = 1500
     objective: str = "vae"
-    num_steps: int = 10
+    num_steps: int = 0
     num_particles: int = 1
-    step_size: float = 0.05
+    step_size: float = 0.0
     num_latents: int = 50
     num_hidden: int = 200
     batch_size: int = 100

@@ -21,11 +21,11 @@ from numpyro_dais.density import ModelDensity
 from numpyro_dais.guide import FLOW_GUIDES
 from numpyro_dais.inspection import check_site_names, inspect_model
 from numpyro_dais.problem import Problem
+from numpyro_dais.settings import Settings, is_concrete
 from numpyro_dais.target import make_target
 
 if TYPE_CHECKING:
     from numpyro_dais.estimator import Estimator
-    from numpyro_dais.settings import Settings
 
 __all__ = ["Certificate", "PosteriorDraws", "certificate", "posterior_draws"]
 
@@ -106,7 +106,7 @@ def _to_positions(problem: Problem, samples: Any) -> jax.Array:
     samples = {name: jnp.asarray(samples[name], float) for name in names}
     is_inside = jax.vmap(density.in_support)(samples)
     for name in sorted(names):
-        if not np.all(is_inside[name]):
+        if is_concrete(is_inside) and not np.all(is_inside[name]):
             raise ValueError(
                 f"posterior_samples[{name!r}] has {int(np.sum(~np.asarray(is_inside[name])))} draws outside "
                 "the support of the site. Pass constrained values, as `mcmc.get_samples()` gives them."
@@ -186,7 +186,7 @@ def certificate(
     rng_key: jax.Array,
     estimator: "Estimator",
     problem: Problem,
-    settings: "Settings",
+    settings: Settings,
     num_datasets: int,
 ) -> Certificate:
     """
