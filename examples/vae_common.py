@@ -271,8 +271,8 @@ def load_checkpoint(path: str | Path, expected: Config | None = None) -> Checkpo
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}. Train first, without --resume.")
     try:
-        with np.load(path) as file:
-            arrays = dict(file)
+        with open(path, "rb") as file, np.load(file) as archive:
+            arrays = dict(archive)
         header = json.loads(str(arrays.pop("header")))
         config = Config(**header["config"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:

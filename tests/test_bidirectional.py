@@ -96,6 +96,17 @@ def test_sandwich_shrinks_with_the_number_of_steps():
     assert gaps[0] > gaps[1] > 0
 
 
+def test_sandwich_may_be_traced():
+    estimator = DAIS(models.gamma_poisson, num_steps=2, num_particles=64, step_size=0.3)
+
+    def sandwich(draws):
+        evidence = estimator.sandwich(random.key(1), posterior_samples=draws)
+        return evidence.lower_bound, evidence.upper_bound
+
+    draws = gamma_posterior(64)
+    np.testing.assert_allclose(jax.jit(sandwich)(draws), sandwich(draws), rtol=1e-5)
+
+
 def test_without_steps_it_is_bridge_sampling():
     """Against the fixed-point iteration of Meng and Wong, on densities evaluated by hand."""
     draws = gamma_posterior(300)
