@@ -196,7 +196,7 @@ def test_table(tmp_path, monkeypatch, capsys):
         num_test=10,
         num_epochs=1,
         batch_size=10,
-        num_seeds=2,
+        num_seeds=1,
         step_size=0.1,
         num_latents=2,
         num_hidden=3,
@@ -218,14 +218,9 @@ def test_table(tmp_path, monkeypatch, capsys):
     assert "[86.93] | - [86.95] |" in table
     assert "[85.43] |" in table
     rows = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
-    assert [row.rsplit(",", 2)[0] for row in rows[1:]] == [
-        "vae,0,1,0",
-        "vae,0,1,1",
-        "iwae,0,5,0",
-        "iwae,0,5,1",
-    ]
+    assert [row.rsplit(",", 2)[0] for row in rows[1:]] == ["vae,0,1,0", "iwae,0,5,0"]
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "runs" / "iwae-5-seed1.npz").is_file()
+    assert (tmp_path / "runs" / "iwae-5-seed0.npz").is_file()
     args.num_epochs = 0
     with pytest.raises(ValueError, match="1 epochs, more than --num-epochs 0"):
         vae_table.main(args)
