@@ -47,9 +47,9 @@ from vae_common import (
     decode,
     encode,
     load_checkpoint,
+    mean_bound,
     save_checkpoint,
     start,
-    test_bound,
     train,
 )
 from vae_data import DATA_VARIABLE, binarise, load_images
@@ -106,7 +106,7 @@ def main(args: argparse.Namespace) -> None:
     if bounds:
         print(f"Bound per training image, last epoch: {bounds[-1]:.2f}")
     test = jnp.asarray(binarise(random.key(0), data.test))
-    bound = test_bound(checkpoint, test, random.key(2))
+    bound = mean_bound(checkpoint, test, random.key(2))
     print(f"Bound per test image ({args.objective}, {len(test)} images): {bound:.2f}")
     plot(checkpoint, test, data.side).savefig(args.output, dpi=150)
     print(f"Checkpoint: {args.checkpoint}; figure: {args.output}")

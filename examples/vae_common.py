@@ -29,18 +29,21 @@ from numpyro.infer.elbo import ELBO
 from numpyro_dais import DAVI
 
 __all__ = [
+    "DAMPING",
     "OBJECTIVES",
     "PLATE",
     "Checkpoint",
     "Config",
     "Vae",
     "decode",
+    "encode",
     "load_checkpoint",
     "make_loss",
     "make_svi",
     "make_vae",
+    "mean_bound",
     "save_checkpoint",
-    "test_bound",
+    "start",
     "train",
 ]
 
@@ -165,6 +168,11 @@ class Checkpoint(NamedTuple):
 
 def start(config: Config) -> Checkpoint:
     """Returns the state before the first epoch."""
+    if not 0 < config.batch_size <= config.num_train:
+        raise ValueError(
+            f"--batch-size must be from 1 to the number of training images, {config.num_train}; got "
+            f"{config.batch_size}."
+        )
     svi = make_svi(config)
     images = jnp.zeros((config.batch_size, config.num_pixels))
     # Compiled in one piece: run one by one, the operations of an initialisation take seconds.
@@ -221,7 +229,7 @@ def train(
     return checkpoint, bounds
 
 
-def test_bound(checkpoint: Checkpoint, images: jax.Array, rng_key: jax.Array) -> float:
+def mean_bound(checkpoint: Checkpoint, images: jax.Array, rng_key: jax.Array) -> float:
     """Returns the bound that was trained, per image, on binary images; in batches, the last one shorter."""
     svi, params = checkpoint.svi, checkpoint.params
 

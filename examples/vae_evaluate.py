@@ -163,7 +163,7 @@ def plot(studies: list[Study], args: argparse.Namespace) -> Figure:
                 )
         # The middle of the narrowest sandwich: the truth is within half its width of it.
         widths = {key: (pair[1] - pair[0]).mean() for key, pair in study.bounds.items()}
-        truth = study.bounds[min(widths, key=widths.__getitem__)].mean()
+        truth = study.bounds[min(widths, key=widths.__getitem__)].mean() if widths else 0.0
         for method in dict.fromkeys(method for method, _ in study.bounds):
             colour, marker = STYLES[method]
             pairs = np.stack([study.bounds[method, n] for n in args.num_updates])

@@ -149,6 +149,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.known: dict[str, Any] = {}
         if path.is_file():
             # An interrupted run may have cut the last line short.

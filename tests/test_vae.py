@@ -103,6 +103,11 @@ def test_bad_checkpoints(checkpoint_file, tmp_path):
         load_checkpoint(checkpoint_file)
 
 
+def test_batch_larger_than_the_data():
+    with pytest.raises(ValueError, match="--batch-size must be from 1 to .* 8; got 9"):
+        start(TINY._replace(batch_size=9))
+
+
 def test_pixels_are_drawn_with_the_probability_of_their_grey_value():
     grey = jnp.array([0.0, 0.3, 1.0])
     draws = vae_data.binarise(random.key(0), jnp.broadcast_to(grey, (10_000, 3)))
