@@ -104,7 +104,7 @@ def test_bad_checkpoints(checkpoint_file, tmp_path):
 
 
 def test_batch_larger_than_the_data():
-    with pytest.raises(ValueError, match="--batch-size must be from 1 to .* 8; got 9"):
+    with pytest.raises(ValueError, match=r"--batch-size must be from 1 to .* 8; got 9"):
         start(TINY._replace(batch_size=9))
 
 
