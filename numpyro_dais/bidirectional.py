@@ -16,16 +16,17 @@ from numpyro import handlers
 from numpyro.diagnostics import gelman_rubin
 from numpyro.distributions import Unit
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dais.density import ModelDensity
 from numpyro_dais.guide import FLOW_GUIDES
 from numpyro_dais.inspection import check_site_names, inspect_model
 from numpyro_dais.problem import Problem
+from numpyro_dais.settings import Settings, is_concrete
 from numpyro_dais.target import make_target
 
 if TYPE_CHECKING:
     from numpyro_dais.estimator import Estimator
-    from numpyro_dais.settings import Settings
 
 __all__ = ["Certificate", "PosteriorDraws", "certificate", "posterior_draws"]
 
@@ -106,7 +107,7 @@ def _to_positions(problem: Problem, samples: Any) -> jax.Array:
     samples = {name: jnp.asarray(samples[name], float) for name in names}
     is_inside = jax.vmap(density.in_support)(samples)
     for name in sorted(names):
-        if not np.all(is_inside[name]):
+        if is_concrete(is_inside) and not np.all(is_inside[name]):
             raise ValueError(
                 f"posterior_samples[{name!r}] has {int(np.sum(~np.asarray(is_inside[name])))} draws outside "
                 "the support of the site. Pass constrained values, as `mcmc.get_samples()` gives them."
@@ -186,7 +187,7 @@ def certificate(
     rng_key: jax.Array,
     estimator: "Estimator",
     problem: Problem,
-    settings: "Settings",
+    settings: Settings,
     num_datasets: int,
 ) -> Certificate:
     """
@@ -204,9 +205,11 @@ def certificate(
 
     def one_dataset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         simulation_key, forward_key, reverse_key = random.split(key, 3)
-        values, data = _simulate(simulation_key, problem)
-        model = _WithData(problem.model)
-        simulated = problem.replace(model=model, args=(data, problem.args))
+        values, data, args = _simulate(simulation_key, problem)
+        model, guide = _WithData(problem.model), problem.guide
+        if guide is not None and not isinstance(guide, AutoGuide):
+            guide = _WithoutData(guide)
+        simulated = problem.replace(model=model, guide=guide, args=(data, args))
         density = ModelDensity(simulated, inspect_model(simulated))
         position = density.to_position(values)
         forward = estimator._run(
@@ -253,11 +256,14 @@ def _check_can_be_simulated(problem: Problem) -> None:
         )
 
 
-def _simulate(rng_key: jax.Array, problem: Problem) -> tuple[dict, dict]:
-    """Values of the latent sites, and of the sites that are observed in the problem."""
+def _simulate(rng_key: jax.Array, problem: Problem) -> tuple[dict, dict, tuple]:
+    """
+    Values of the latent sites, of the sites that are observed in the problem, and the arguments with these in
+    place of the observed ones, for a guide that looks at the data.
+    """
     args, kwargs = problem.args, problem.kwargs
-    seeded = handlers.seed(_forget_observed(problem.prepared_model), rng_key)
-    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    forget = _forget_observed(problem.prepared_model)
+    trace = handlers.trace(handlers.seed(forget, rng_key)).get_trace(*args, **kwargs)
     names = inspect_model(problem).prototype
     values = {name: trace[name]["value"] for name in names}
     data = {
@@ -265,7 +271,12 @@ def _simulate(rng_key: jax.Array, problem: Problem) -> tuple[dict, dict]:
         for name, site in trace.items()
         if site["type"] == "sample" and name not in names
     }
-    return values, data
+
+    def replaced(leaf: Any) -> Any:
+        name = next((name for name, old in forget.observed.items() if old is leaf), None)
+        return leaf if name is None else data[name]
+
+    return values, data, jax.tree.map(replaced, args)
 
 
 class _WithData:
@@ -284,11 +295,32 @@ class _WithData:
         return hash((_WithData, self.model))
 
 
+class _WithoutData:
+    """A hand-written guide with the arguments of :class:`_WithData`."""
+
+    def __init__(self, guide: Callable) -> None:
+        self.guide = guide
+
+    def __call__(self, data: dict, args: tuple, **kwargs: Any) -> Any:
+        return self.guide(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _WithoutData) and other.guide is self.guide
+
+    def __hash__(self) -> int:
+        return hash((_WithoutData, self.guide))
+
+
 class _forget_observed(numpyro.primitives.Messenger):
-    """Draws observed sites instead."""
+    """Draws observed sites instead, and keeps what was observed."""
+
+    def __init__(self, fn: Callable) -> None:
+        super().__init__(fn)
+        self.observed: dict[str, Any] = {}
 
     def process_message(self, msg: dict) -> None:
         if msg["type"] == "sample" and msg["is_observed"]:
+            self.observed[msg["name"]] = msg["value"]
             msg["is_observed"], msg["value"] = False, None
 
 

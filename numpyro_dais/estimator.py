@@ -206,7 +206,8 @@ class Estimator:
         Beside forward chains from the start, reverse chains run from posterior draws back to it. Their mean
         log weight is an upper bound of :math:`\log p(D)` in expectation, and Bennett's acceptance ratio
         of both, the estimate, is more precise than forward chains alone. Without steps this is bridge
-        sampling (for DAIS).
+        sampling (for DAIS). With a step size and posterior draws given, this may be traced, as
+        :meth:`log_evidence` may be.
 
         :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
         :param args: arguments of the model.
