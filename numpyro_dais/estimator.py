@@ -20,7 +20,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_dais.bidirectional import Certificate, certificate, posterior_draws
 from numpyro_dais.chain import Memory, check_memory
-from numpyro_dais.data_plate import Batches, find_data_plate, warn_of_noise
+from numpyro_dais.data_plate import Batches, find_data_plate
 from numpyro_dais.dynamics import check_dynamics, num_full_gradients, with_data_plate
 from numpyro_dais.evidence import Evidence
 from numpyro_dais.fixed_point import rational_damping
@@ -169,8 +169,6 @@ class Estimator:
         self._checked: set = set()
         self._sizes: dict = {}
         self._data_plates: dict = {}
-        if self.batches is not None:
-            warn_of_noise("surrogate='quadratic' is the remedy")
 
     def log_evidence(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Evidence:
         """

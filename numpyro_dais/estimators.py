@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dais.bidirectional import Certificate
+from numpyro_dais.data_plate import warn_of_noise
 from numpyro_dais.estimator import Estimator, _chunk_size
 from numpyro_dais.evidence import Evidence
 from numpyro_dais.islands import check_islands, run_islands
@@ -58,8 +59,8 @@ class DAIS(Estimator):
     :param model: a NumPyro model. Discrete latent sites marked for enumeration are summed out.
     :param potential_fn: instead of a model, minus the log of any density over an array or a dict of
         arrays, known up to a constant; the constant is what is estimated. Needs ``start``.
-    :param num_steps: the number of steps :math:`K`, one gradient each. With 0 this is importance sampling. Left
-        out it is chosen for ``target_error``; with ``step_size`` it is 256, or as ``schedule`` says.
+    :param num_steps: the number of steps :math:`K`, one gradient each. With 0 this is importance sampling from
+        the start as given. Left out it is chosen for ``target_error``; with ``step_size`` it is 256, or as ``schedule`` says.
     :param num_particles: the number of particles :math:`S`; left out likewise, or 128.
     :param step_size: :math:`\eta`, a number or one per step. Left out, :meth:`tune` finds it.
     :param damping: :math:`\gamma` in [0, 1), a number or one per step; 0 refreshes the momentum fully.
@@ -127,6 +128,8 @@ class DAIS(Estimator):
         super().__init__(model, **kwargs)
         self.num_islands = num_islands
         self._tuner = Tuner(self._run_log_weights)
+        if self.batches is not None:
+            warn_of_noise("surrogate='quadratic' is the remedy")
         self._jitted_islands = jax.jit(self._run_islands, static_argnames="num_particles")
 
     def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
@@ -136,7 +139,7 @@ class DAIS(Estimator):
             and self.surrogate is None
             and self.memory != "reversible"
         )
-        if not (self._is_free and has_plain_chains):
+        if not (self._is_free and has_plain_chains) or self._wanted_steps == 0:
             return super()._tune(rng_key, problem)
         is_given = self.guide is not None or not (self.start == "auto" or self.model is None)
         is_start_free = is_start_free and not (is_given or self.keep_start)

@@ -180,10 +180,10 @@ class Tuner:
         fit_key, pilot_key, trial_key, plan_key = random.split(rng_key, 4)
         fit, spent = self._fit(fit_key, problem, goal) if goal.is_start_free else (None, 0.0)
         error = math.inf
-        if fit is not None and not goal.num_steps:
+        if fit is not None and goal.num_steps is None:
             num_particles, error = _plan_particles(fit.quality.score, 0.5, goal, spent)
             is_good = error <= goal.target_error and fit.quality.khat < _KHAT_LIMIT
-            if is_good or goal.num_steps == 0:
+            if is_good:
                 return _without_steps(fit, num_particles, spent)
         started, mixture = problem, None
         if fit is not None and fit.quality.khat < _START_KHAT_LIMIT:

@@ -167,8 +167,9 @@ def test_readme_example(readme):
     np.testing.assert_allclose(readme["final"].log_evidence, schools, atol=0.1)
     assert readme["refined"]["theta"].shape == (1000, 8)
     assert readme["draws"]["z"].shape == (1000, 8)
-    assert readme["data"]["posterior"]["tau"].shape == (1, 128)
-    assert readme["data"]["importance"]["log_weight"].shape == (128,)
+    num_particles = evidence.num_particles
+    assert readme["data"]["posterior"]["tau"].shape == (1, num_particles)
+    assert readme["data"]["importance"]["log_weight"].shape == (num_particles,)
 
 
 def test_readme_transformations(readme):
