@@ -17,9 +17,9 @@ it in expectation. As there, the step size is chosen at K = 10, here by the esti
 more steps it shrinks as K to the -1/4 (that of AIS, whose decisions correct it, stays).
 
 The claim: at equal gradients DAIS is on par with HAIS and AIS, and with enough of them the three agree; importance
-sampling needs far more samples. Beyond the paper, the lower row says how far each is from the truth: on images that the model itself
-has drawn, whose latent vectors are exact draws of their posteriors, chains in reverse give bounds from the other
-side [2].
+sampling needs far more samples. Beyond the paper, the lower row says how far each is from the truth: on images that
+the model itself has drawn, whose latent vectors are exact draws of their posteriors, chains in reverse give bounds
+from the other side [2].
 
     python examples/vae_evaluate.py --checkpoints vae.npz iwae.npz davi.npz --data mnist --data-dir DIRECTORY
 
