@@ -16,10 +16,10 @@ against the number of gradient updates of a particle (Figure 2 of [1], a column 
 it in expectation. As there, the step size is chosen at K = 10, here by the estimate itself on training images; for
 more steps it shrinks as K to the -1/4 (that of AIS, whose decisions correct it, stays).
 
-The claim: at their largest budgets the four agree within their errors, and DAIS is on par with HAIS and AIS at
-equal gradients. Beyond the paper, the lower row says how far each is from the truth: on images that the model itself
-has drawn, whose latent vectors are exact draws of their posteriors, chains in reverse give bounds from the other
-side [2].
+The claim: at equal gradients DAIS is on par with HAIS and AIS, and with enough of them the three agree; importance
+sampling needs far more samples. Beyond the paper, the lower row says how far each is from the truth: on images that
+the model itself has drawn, whose latent vectors are exact draws of their posteriors, chains in reverse give bounds
+from the other side [2].
 
     python examples/vae_evaluate.py --checkpoints vae.npz iwae.npz davi.npz --data mnist --data-dir DIRECTORY
 
@@ -171,11 +171,12 @@ def plot(studies: list[Study], args: argparse.Namespace) -> Figure:
                 offset = pairs[:, side].mean(-1) - truth
                 column[1].plot(updates, offset, style, color=colour, marker=marker, ms=4)
         column[1].axhline(0.0, color="0.7", lw=1, zorder=0)
-        column[0].set_title(study.name)
+        column[0].set_title(f"{study.name}: test images")
+        column[1].set_title("simulated images")
         column[0].set_xscale("log")
         column[1].set_xlabel("gradient updates of a particle")
-    axes[0, 0].set_ylabel("test images: negative log-likelihood, nats")
-    axes[1, 0].set_ylabel("simulated images: bounds around the truth, nats")
+    axes[0, 0].set_ylabel("negative log-likelihood, nats")
+    axes[1, 0].set_ylabel("bounds around the truth, nats")
     axes[0, 0].legend()
     axes[1, 0].plot([], [], "-k", label="lower")
     axes[1, 0].plot([], [], "--k", label="upper")
