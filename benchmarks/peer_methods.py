@@ -100,7 +100,8 @@ def dais(target: Target, budget: float | None = None) -> RunFn:
 def hais(target: Target, num_steps: int = 500, num_particles: int = 200) -> RunFn:
     """HAIS from the prior, its step sizes adapted in a pilot run, with temperatures (k/K)^4."""
     kwargs = {"num_steps": num_steps, "num_particles": num_particles, "schedule": power}
-    estimator = HAIS(**target.kwargs, **kwargs, chunk_size=min(CHUNK, num_particles))
+    what = {"start": "prior", **target.kwargs}
+    estimator = HAIS(**what, **kwargs, chunk_size=min(CHUNK, num_particles))
 
     def run(rng_key: jax.Array) -> Result:
         with warnings.catch_warnings():
