@@ -8,7 +8,7 @@ from numpyro_dais.comparison import Comparison, compare
 from numpyro_dais.davi import DAVI
 from numpyro_dais.estimators import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais.evidence import Evidence
-from numpyro_dais.settings import Settings, make_settings
+from numpyro_dais.settings import Settings, load_settings, make_settings
 
 __all__ = [
     "AIS",
@@ -21,6 +21,7 @@ __all__ = [
     "ImportanceSampling",
     "Settings",
     "compare",
+    "load_settings",
     "make_settings",
 ]
 

@@ -73,6 +73,11 @@ def posterior_draws(
         raise ValueError(
             "With potential_fn= the posterior draws have to be given: pass posterior_samples=."
         )
+    if problem.data_plate is not None:
+        raise ValueError(
+            f"With a subsampled plate ({problem.data_plate.name!r}) the posterior draws have to be given, as NUTS "
+            "needs all the data at every step: pass posterior_samples=."
+        )
     return _nuts_draws(rng_key, problem, num_draws)
 
 
@@ -88,8 +93,9 @@ def _to_positions(problem: Problem, samples: Any) -> jax.Array:
     if problem.potential_fn is not None:
         return jax.vmap(target.ravel_fn)(samples)
     density = ModelDensity(problem, inspect_model(problem))
-    shapes = {n: s["value"].shape for n, s in density.run(density.structure.prototype).items()}
     names = set(density.structure.prototype)
+    values = jax.eval_shape(density.constrain, density.structure.prototype)
+    shapes = {name: values[name].shape for name in names}
     check_site_names("posterior_samples", set(samples), names)
     for name in sorted(names):
         if jnp.shape(samples[name])[1:] != shapes[name]:
@@ -204,7 +210,7 @@ def certificate(
         density = ModelDensity(simulated, inspect_model(simulated))
         position = density.to_position(values)
         forward = estimator._run(
-            forward_key, simulated, settings, num_particles=estimator.num_particles
+            forward_key, simulated, settings, num_particles=estimator._num_particles(settings)
         )
         reverse = estimator._reverse_run(reverse_key, simulated, settings, position[None])
         return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)
@@ -230,11 +236,15 @@ def _observed(trace: dict) -> dict[str, dict[str, Any]]:
 
 
 def _check_can_be_simulated(problem: Problem) -> None:
-    trace = handlers.trace(handlers.seed(problem.prepared_model, random.key(0))).get_trace(
-        *problem.args, **problem.kwargs
-    )
-    observed = _observed(trace)
-    factors = [name for name, site in observed.items() if isinstance(site["fn"], Unit)]
+    seeded = handlers.seed(problem.prepared_model, random.key(0))
+    observed: dict[str, bool] = {}
+
+    def collect() -> None:
+        trace = handlers.trace(seeded).get_trace(*problem.args, **problem.kwargs)
+        observed.update({n: isinstance(s["fn"], Unit) for n, s in _observed(trace).items()})
+
+    jax.eval_shape(collect)
+    factors = [name for name, is_factor in observed.items() if is_factor]
     if not observed or factors:
         what = f"the factor sites {factors}" if factors else "no observed sites"
         raise ValueError(

@@ -23,7 +23,13 @@ from numpyro_dais.kernel import (
     split_preconditioner,
     with_preconditioner,
 )
-from numpyro_dais.path import LogDensitiesFn
+from numpyro_dais.path import (
+    DynamicsFn,
+    LogDensities,
+    LogDensitiesFn,
+    annealed_log_weight,
+    at_start,
+)
 from numpyro_dais.reversible import Reversible, run_reversible
 from numpyro_dais.segments import scan_segments, segment_length
 
@@ -31,7 +37,11 @@ __all__ = [
     "MEMORY_MODES",
     "ChainResult",
     "Memory",
+    "batch_key_of",
     "check_memory",
+    "draw_chain_noise",
+    "move_chains",
+    "run_adaptive_chains",
     "run_chain",
     "run_reverse_chain",
     "scan_steps",
@@ -44,6 +54,8 @@ State = TypeVar("State")
 
 # Up to this many steps one state per step costs less than running the forward pass twice.
 _NEST_ABOVE = 1024
+# Folded into a chain's key for that of its mini-batches; 0 and 1 are what splitting it in two gives.
+_BATCHES = 2
 # Noise is drawn for this many steps at a time, which halves its cost on a CPU.
 _NOISE_BLOCK = 32
 # So many numbers at a time at most where every word counts.
@@ -73,6 +85,7 @@ def run_chain(
     transition: Transition = UNCORRECTED,
     on_step: Callable[[jax.Array], None] | None = None,
     reversible: Reversible | None = None,
+    dynamics_fn: DynamicsFn | None = None,
 ) -> ChainResult:
     r"""
     Returns the end of one chain from the start to the target. Without corrections (Algorithm 1 of the
@@ -83,9 +96,10 @@ def run_chain(
         \log w = \log p(D, u_K) - \log q_0(u_0) + \sum_{k=1}^K \log \frac{N(\hat v_k)}{N(v_{k-1})},
 
     and with them :math:`\log w = \sum_k (\beta_k - \beta_{k-1}) \log [p(D, u_{k-1}) / q_0(u_{k-1})]`. Either way
-    :math:`E[w] = p(D)` at any number of steps and any settings fixed before the run.
+    :math:`E[w] = p(D)` at any number of steps and any settings fixed before the run, and, without
+    corrections, whatever density's gradient the steps follow.
 
-    :param rng_key: the key of the momenta and of the Metropolis decisions.
+    :param rng_key: the key of the momenta, of the Metropolis decisions and of the chain's own mini-batches.
     :param position: an exact draw from the start.
     :param log_densities_fn: both ends of the path.
     :param steps: settings, one per step along the leading axis.
@@ -94,6 +108,8 @@ def run_chain(
     :param transition: the kind of transitions.
     :param on_step: called with the index of each step, for a progress bar.
     :param reversible: options of that memory mode.
+    :param dynamics_fn: the densities whose gradient each step of an uncorrected chain follows; those at the
+        ends if left out. With ``"reversible"`` they are the same at every step.
     """
     return _run(
         forward_step,
@@ -105,6 +121,7 @@ def run_chain(
         transition,
         on_step,
         reversible or Reversible(),
+        dynamics_fn,
     )
 
 
@@ -115,6 +132,7 @@ def run_reverse_chain(
     steps: Step,
     memory: Memory,
     transition: Transition = UNCORRECTED,
+    dynamics_fn: DynamicsFn | None = None,
 ) -> ChainResult:
     r"""
     Returns the end of one chain from the target back to the start. From an exact draw of the posterior,
@@ -131,7 +149,14 @@ def run_reverse_chain(
     if memory == "reversible":
         memory = "checkpoint"
     end = _run(
-        reverse_step, rng_key, position, log_densities_fn, reversed_steps, memory, transition
+        reverse_step,
+        rng_key,
+        position,
+        log_densities_fn,
+        reversed_steps,
+        memory,
+        transition,
+        dynamics_fn=dynamics_fn,
     )
     acceptance = None if end.acceptance is None else end.acceptance[::-1]
     return end._replace(acceptance=acceptance)
@@ -175,12 +200,48 @@ def run_adaptive_chains(
         next_step_size = update_fn(step_size, jnp.mean(acceptance, axis=0))
         return (state, next_step_size), (acceptance, step_size)
 
-    draw_noise = partial(_draw_noise, state, noise_key)
+    draw_noise = partial(draw_chain_noise, state, noise_key)
     (state, _), (acceptance, step_sizes) = scan_steps(
         step_fn, draw_noise, (state, step_size), steps, "plain"
     )
     acceptance = jnp.moveaxis(acceptance, 0, 1)
     return ChainResult(state.position, state.log_weight, acceptance), step_sizes
+
+
+def move_chains(
+    rng_key: jax.Array,
+    positions: jax.Array,
+    densities: LogDensities,
+    log_densities_fn: LogDensitiesFn,
+    steps: Step,
+    transition: Transition,
+) -> tuple[jax.Array, LogDensities, jax.Array]:
+    """
+    Returns positions after corrected transitions, the log densities there, and the acceptance of each, for
+    the moves of a population between temperatures.
+
+    :param rng_key: the key of all chains.
+    :param positions: one per chain along the leading axis.
+    :param densities: both log densities there.
+    :param log_densities_fn: both ends of the path.
+    :param steps: settings, one per transition along the leading axis.
+    :param transition: the kind of transitions.
+    """
+    initial_key, noise_key = random.split(rng_key)
+    momenta = random.normal(initial_key, positions.shape, positions.dtype)
+    state = ChainState(positions, momenta, jnp.zeros_like(densities.log_start), densities)
+    steps, preconditioner = split_preconditioner(steps)
+
+    def step_fn(noise: Noise, state: ChainState, step: Step) -> Any:
+        step = with_preconditioner(step, preconditioner)
+        return jax.vmap(
+            lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
+        )(noise, state)
+
+    draw_noise = partial(draw_chain_noise, state, noise_key)
+    state, acceptance = scan_steps(step_fn, draw_noise, state, steps, "plain")
+    assert state.densities is not None
+    return state.position, state.densities, acceptance
 
 
 def _run(
@@ -193,6 +254,7 @@ def _run(
     transition: Transition,
     on_step: Callable[[jax.Array], None] | None = None,
     reversible: Reversible | None = None,
+    dynamics_fn: DynamicsFn | None = None,
 ) -> ChainResult:
     check_memory(memory, transition)
     initial_key, noise_key = random.split(rng_key)
@@ -202,23 +264,27 @@ def _run(
     state = ChainState(position, momentum, jnp.zeros_like(first.log_start), densities)
 
     steps, preconditioner = split_preconditioner(steps)
+    batch_key = batch_key_of(rng_key)
+
+    def densities_of(index: jax.Array) -> LogDensitiesFn:
+        return log_densities_fn if dynamics_fn is None else dynamics_fn(batch_key, index)
 
     def step_fn(noise: Noise, state: ChainState, xs: tuple[jax.Array, Step]) -> Any:
         index, step = xs
         if on_step is not None:
             on_step(index)
         step = with_preconditioner(step, preconditioner)
-        return transition_fn(noise, state, step, log_densities_fn, transition)
+        return transition_fn(noise, state, step, densities_of(index), transition)
 
     num_steps, acceptance = len(steps.beta), None
-    draw_noise = partial(_draw_noise, state)
+    draw_noise = partial(draw_chain_noise, state)
     if num_steps and memory == "reversible":
         assert reversible is not None
         max_length = min(_NOISE_BLOCK, max(1, _NOISE_SIZE // momentum.size))
         state = run_reversible(
             noise_key,
             state,
-            log_densities_fn,
+            densities_of(jnp.asarray(0)),
             steps,
             preconditioner,
             draw_noise,
@@ -227,15 +293,14 @@ def _run(
             on_step,
         )
     elif num_steps:
-        xs = jnp.arange(num_steps), steps
+        indices = jnp.arange(num_steps)
+        xs = indices if transition_fn is forward_step else indices[::-1], steps
         state, acceptance = scan_steps(step_fn, partial(draw_noise, noise_key), state, xs, memory)
     if transition.is_corrected:
         return ChainResult(state.position, state.log_weight, acceptance)
-    last = log_densities_fn(state.position)
+    last = log_densities_fn(state.position) if num_steps else first
     start, end = (first, last) if transition_fn is forward_step else (last, first)
-    # The ratio is a number of its own, not the difference of two large ones: without steps the
-    # weight is exactly that of importance sampling.
-    log_weight = end.log_ratio + ((end.log_start - start.log_start) + state.log_weight)
+    log_weight = annealed_log_weight(at_start(start), end, state.log_weight)
     return ChainResult(state.position, log_weight, None)
 
 
@@ -298,8 +363,22 @@ def scan_steps(
     return scan_segments(segment, state, steps, length)
 
 
-def _draw_noise(state: ChainState, rng_key: jax.Array, index: jax.Array, num_steps: int) -> Noise:
-    """The noise of ``num_steps`` steps of chains in a state like this one."""
+def batch_key_of(rng_key: jax.Array) -> jax.Array:
+    """Returns the key of a chain's own mini-batches, from the chain's."""
+    return random.fold_in(rng_key, _BATCHES)
+
+
+def draw_chain_noise(
+    state: ChainState, rng_key: jax.Array, index: jax.Array, num_steps: int
+) -> Noise:
+    """
+    Returns the noise of a segment of steps.
+
+    :param state: a state of the chains, for its shapes.
+    :param rng_key: the key of the noise.
+    :param index: that of the segment.
+    :param num_steps: its length.
+    """
     normal_key, momentum = random.fold_in(rng_key, index), state.momentum
     log_uniform = None
     if state.densities is not None:

@@ -19,6 +19,8 @@ from numpyro.infer.elbo import ELBO
 from numpyro.util import find_stack_level
 
 from numpyro_dais.chain import Memory, check_memory
+from numpyro_dais.data_plate import Batches, find_data_plate, warn_of_noise
+from numpyro_dais.dynamics import check_dynamics, with_data_plate
 from numpyro_dais.estimators import DAIS
 from numpyro_dais.fixed_point import rational_damping
 from numpyro_dais.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
@@ -57,7 +59,8 @@ class DAVI(ELBO):
 
     Where plates hold every site of model and guide, as in a variational autoencoder, there is one bound for each
     of their elements, and the loss is minus their sum; if such a plate is subsampled, one mini-batch serves
-    all particles and steps, and the sum is multiplied by N/B.
+    all particles and steps, and the sum is multiplied by N/B. A subsampled plate around the data of global
+    latents needs ``minibatch=True``.
 
     **References**
 
@@ -81,6 +84,11 @@ class DAVI(ELBO):
         sizes have no dimension. Not in elements of a plate, which share their settings; and where the mass
         is learned, which does the same for single coordinates, only the covariance of a full-rank guide.
     :param memory: how gradients go through the chains; see :class:`~numpyro_dais.estimators.DAIS`.
+    :param minibatch: for global latents with data in one subsampled plate: ``True`` or ``"shared"`` gives each
+        step a fresh mini-batch, ``"particle"`` a fresh one for each particle. One particle ends at the density
+        of one more mini-batch, scaled by N/B, so that the loss is unbiased for minus the bound and costs no
+        pass over the data; several end at that of all the data, in chunks. The bound does not tighten as the
+        number of steps grows (Theorem 2 of [1]).
 
     **Example**
 
@@ -115,11 +123,13 @@ class DAVI(ELBO):
         is_mass_per_step: bool = False,
         is_whitened: bool = True,
         memory: Memory = "checkpoint",
+        minibatch: bool | Batches = False,
     ) -> None:
         check_count("num_particles", num_particles, 1)
         super().__init__(num_particles=num_particles)
         num_steps = resolve_num_steps(num_steps, schedule, default=8)
         check_memory(memory, UNCORRECTED)
+        self.batches = check_dynamics(minibatch, None, memory, None)
         if not (math.isfinite(entropy_weight) and entropy_weight >= 0):
             raise ValueError(f"entropy_weight must be finite and at least 0; got {entropy_weight}.")
         betas = resolve_betas(schedule, num_steps)
@@ -141,6 +151,8 @@ class DAVI(ELBO):
         self.memory: Memory = memory
         self._reversible = Reversible(None if "damping" in learn else ratio)
         self.sampler = Sampler(initial, tuple(learn), max_step_size, is_mass_per_step)
+        if self.batches is not None:
+            warn_of_noise("keep the steps few, or use all the data at every step")
 
     @property
     def learn(self) -> tuple[str, ...]:
@@ -211,10 +223,9 @@ class DAVI(ELBO):
         settings = self.settings(param_map, None if problem.plates else problem.guide)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
-            run_key,
+            random.split(run_key, self.num_particles),
             make_target(problem),
             settings,
-            self.num_particles,
             self.memory,
             reversible=self._reversible,
         )
@@ -243,10 +254,13 @@ class DAVI(ELBO):
         :param params: ``svi_result.params``.
         :param num_steps: the number of steps, to which the settings are interpolated; that of the loss if
             left out.
-        :param kwargs: further arguments of DAIS, such as ``num_particles`` and ``plate``.
+        :param kwargs: further arguments of DAIS, such as ``num_particles`` and ``plate``; ``minibatch`` is that
+            of the loss if left out.
         """
         guide = _unwrap(guide)
         settings = self.settings(params, None if kwargs.get("plate") else guide, num_steps)
+        if self.batches is not None and kwargs.get("surrogate") is None:
+            kwargs.setdefault("minibatch", self.batches)
         return DAIS(
             model, settings=settings, guide=guide, guide_params=params, params=params, **kwargs
         )
@@ -279,9 +293,13 @@ class DAVI(ELBO):
         check_count("num_samples", num_samples, 1)
         run_key, sample_key = random.split(rng_key)
         problem, _ = self._problem(run_key, params, model, guide, args, kwargs)
-        estimator = self.estimator(
-            model, guide, params, num_steps, num_particles=num_samples, plate=problem.plate
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of mini-batches: the constructor of this loss has said it
+            estimator = self.estimator(
+                model, guide, params, num_steps, num_particles=num_samples, plate=problem.plate
+            )
         evidence = estimator.log_evidence(run_key, *args, **kwargs)
         return evidence.samples(sample_key, num_samples)
 
@@ -307,10 +325,21 @@ class DAVI(ELBO):
             args=args,
             kwargs=kwargs,
         )
+        if self.batches is not None:
+            return self._with_batches(rng_key, problem), 1.0
         sizes = subsampled_sizes(problem)
         problem = draw_minibatch(random.fold_in(rng_key, MINIBATCH), problem, sizes)
         plates = _independent_plates(problem, self.num_particles, sizes)
         return problem.replace(plate=plates or None), minibatch_scale(sizes)
+
+    def _with_batches(self, rng_key: jax.Array, problem: Problem) -> Problem:
+        plate = find_data_plate(problem, "minibatch=")
+        problem = with_data_plate(rng_key, problem, plate, self.batches)
+        assert problem.data_plate is not None
+        # The log of a mean of several weights is not linear in them: noise in the last term would bias it.
+        return problem.replace(
+            data_plate=problem.data_plate._replace(is_end_exact=self.num_particles > 1)
+        )
 
 
 def _unwrap(guide: Any) -> Any:
@@ -357,8 +386,8 @@ def _independent_plates(
     if left := sorted(set(sizes) - common):
         name = next(name for name, stack in stacks.items() if left[0] not in stack)
         raise NotImplementedError(
-            f"Plate {left[0]!r} is subsampled, but {name!r} is outside of it: mini-batches with global latents "
-            "are not available yet. Use all the data, or open the plate around every site of model and guide."
+            f"Plate {left[0]!r} is subsampled, but {name!r} is outside of it. Pass minibatch=True for mini-batches "
+            "with global latents; or use all the data, or open the plate around every site of model and guide."
         )
     if not common and num_particles > 1:
         _warn_if_one_is_outside(stacks)

@@ -18,7 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import _unconstrain_params, potential_energy
 
-from numpyro_dais.inspection import ModelStructure, Trace, is_imputed, unmasked
+from numpyro_dais.inspection import ModelStructure, Trace, is_imputed, plates_of, unmasked
 from numpyro_dais.problem import Problem
 
 __all__ = ["Layout", "ModelDensity", "make_layout", "total"]
@@ -105,6 +105,10 @@ class ModelDensity:
         self.layout = make_layout(structure.prototype, structure.plate_axes)
         self._log_det_names = {f"_{name}_log_det": name for name in structure.prototype}
 
+    def with_subsample(self, subsample: dict[str, jax.Array]) -> "ModelDensity":
+        """Returns the density with other elements of the subsampled plates."""
+        return ModelDensity(self.problem.replace(subsample=subsample), self.structure)
+
     def run(self, position: Position) -> Trace:
         """Returns the trace of the model at unconstrained values of its latent sites."""
         model = _unconstrain_params(self.model, position)
@@ -148,12 +152,19 @@ class ModelDensity:
         return {name: jnp.all(trace[name]["fn"].support(values[name])) for name in values}
 
     def constrain(self, position: Position) -> Position:
-        """Returns the values of the continuous latent and of the ``deterministic`` sites."""
-        trace = self.run(position)
+        """
+        Returns the values of the continuous latent and of the ``deterministic`` sites, without those inside
+        the data plate, of which a run sees some elements only.
+        """
+        trace, data_plate = self.run(position), self.problem.data_plate
         return {
             name: site["value"]
             for name, site in trace.items()
-            if name in self.structure.prototype or site["type"] == "deterministic"
+            if name in self.structure.prototype
+            or (
+                site["type"] == "deterministic"
+                and (data_plate is None or data_plate.name not in plates_of(site))
+            )
         }
 
     def log_prior(self, position: Position, trace: Trace) -> jax.Array:
@@ -167,6 +178,23 @@ class ModelDensity:
         if self.structure.discrete:
             return self._log_marginal(self.model, position) - self.log_prior(position, trace)
         return self._sum(trace, lambda name: not self._is_prior(name))
+
+    def split_likelihood(self, trace: Trace, plate: str) -> tuple[jax.Array, jax.Array]:
+        """
+        Returns the log likelihood of the sites outside of a plate, and that of those inside for each of its
+        elements, given the trace at some values; the model has no discrete latents.
+        """
+        outside = self._sum(
+            trace, lambda name: not self._is_prior(name) and plate not in plates_of(trace[name])
+        )
+        inside = jnp.zeros(())
+        for name, site in trace.items():
+            if site["type"] != "sample" or self._is_prior(name) or plate not in plates_of(site):
+                continue
+            (axis,) = [frame.dim for frame in site["cond_indep_stack"] if frame.name == plate]
+            by_element = jnp.moveaxis(_log_prob(site, trace), axis, 0)
+            inside = inside + jnp.sum(by_element.reshape(len(by_element), -1), -1)
+        return outside, inside
 
     def log_det(self, trace: Trace, name: str) -> jax.Array:
         """Returns the log Jacobian of the map to the support of a latent site."""

@@ -4,6 +4,8 @@
 """The estimators of the evidence: DAIS, and the baselines on the same targets."""
 
 from collections.abc import Callable
+from dataclasses import replace
+import math
 from typing import Any, Literal
 
 import jax
@@ -11,13 +13,18 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais.estimator import Estimator
+from numpyro_dais.bidirectional import Certificate
+from numpyro_dais.estimator import Estimator, _chunk_size
+from numpyro_dais.evidence import Evidence
+from numpyro_dais.islands import check_islands, run_islands
 from numpyro_dais.kernel import Transition
 from numpyro_dais.particles import Run, run_adaptive_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings
+from numpyro_dais.spread import start_spread
+from numpyro_dais.step_search import NUM_PILOT_PARTICLES
 from numpyro_dais.target import make_target
-from numpyro_dais.tuning import NUM_PILOT_PARTICLES, start_spread
+from numpyro_dais.tuning import Goal, Tuner
 from numpyro_dais.validation import check_count
 
 __all__ = ["AIS", "DAIS", "HAIS", "ImportanceSampling"]
@@ -31,8 +38,10 @@ class DAIS(Estimator):
     r"""
     Differentiable annealed importance sampling: the evidence of a NumPyro model.
 
-    Particles start at exact draws of a tractable density :math:`q_0`, the prior or a fitted guide, and
-    are carried to :math:`p(D, u)` along :math:`f_\beta = q_0^{1-\beta} p(D, \cdot)^\beta` by leapfrog steps
+    With nothing but the model given, it tunes itself: part of the budget goes into a start fitted to the
+    posterior, or into a pilot run that measures the path from the prior; see :mod:`numpyro_dais.tuning`.
+
+    Particles start at exact draws of a tractable density :math:`q_0`, the prior or a fit, and are carried to :math:`p(D, u)` along :math:`f_\beta = q_0^{1-\beta} p(D, \cdot)^\beta` by leapfrog steps
     with partial momentum refreshment, without Metropolis corrections. Each particle's weight is
     unbiased for :math:`p(D)`, and a differentiable function of everything that goes into it.
 
@@ -49,9 +58,9 @@ class DAIS(Estimator):
     :param model: a NumPyro model. Discrete latent sites marked for enumeration are summed out.
     :param potential_fn: instead of a model, minus the log of any density over an array or a dict of
         arrays, known up to a constant; the constant is what is estimated. Needs ``start``.
-    :param num_steps: the number of steps :math:`K`, one gradient each; 256 unless ``schedule`` or
-        ``settings`` says otherwise. With 0 this is importance sampling.
-    :param num_particles: the number of particles :math:`S`.
+    :param num_steps: the number of steps :math:`K`, one gradient each. With 0 this is importance sampling. Left
+        out it is chosen for ``target_error``; with ``step_size`` it is 256, or as ``schedule`` says.
+    :param num_particles: the number of particles :math:`S`; left out likewise, or 128.
     :param step_size: :math:`\eta`, a number or one per step. Left out, :meth:`tune` finds it.
     :param damping: :math:`\gamma` in [0, 1), a number or one per step; 0 refreshes the momentum fully.
     :param schedule: a function of the number of steps (:mod:`numpyro_dais.schedule`), or the inverse
@@ -60,18 +69,37 @@ class DAIS(Estimator):
         lower triangular ``[num_dims, num_dims]``, with a leading axis of length :math:`K` to change it
         along the chain. Unconstrained values are in alphabetical order of the sites.
     :param settings: all of the above at once, as :meth:`tune` returns them.
-    :param start: ``"prior"``; a dict with a distribution over the values of each latent site; or one
+    :param target_error: the standard error of the log evidence, in nats, that a self-tuned run aims at; 0.005
+        if left out.
+    :param budget: gradients that a self-tuned run may spend, tuning included, a density counting as half of
+        one; 100,000 if left out.
+    :param start: ``"auto"``, in a self-tuned run a fit where that helps, else the prior; ``"prior"``; a dict with a distribution over the values of each latent site; or one
         distribution, over the only latent site or else over all unconstrained values as a vector.
+    :param keep_start: with ``potential_fn``, whether a self-tuned run must begin at ``start`` itself, which else
+        a fit may replace.
     :param guide: start at a fitted guide instead.
     :param guide_params: the guide's parameters, ``svi_result.params``.
     :param params: values of the model's ``param`` (and ``mutable``) sites.
     :param plate: the name of a plate that holds every site (or names of several): gives one evidence per
         element. Of a subsampled plate, per element of one mini-batch, drawn with the key.
+    :param minibatch: for data in one subsampled plate, ``numpyro.plate(name, N, subsample_size=B)``, with all
+        latents outside: each step sees a fresh mini-batch, ``True`` or ``"shared"`` for one sequence that all
+        particles share, ``"particle"`` for one each; the weights use all the data, in chunks, and stay
+        unbiased. The bound does not tighten as the number of steps grows (Theorem 2 of [1]).
+    :param surrogate: the remedy for large data: ``"quadratic"`` has the steps follow the exact prior and a
+        quadratic expansion of the log likelihood around the mode, fitted first; the weights use all the
+        data. Or what :meth:`fit_surrogate` has returned. See :mod:`numpyro_dais.surrogate`.
     :param memory: how :func:`jax.grad` goes through a chain: ``"checkpoint"`` recomputes each step,
         ``"plain"`` stores everything, ``"reversible"`` stores next to nothing and runs the chain backwards,
         in integers; see :mod:`numpyro_dais.reversible` for when to choose which.
     :param anchor_every: with ``"reversible"``, store a state every so many steps; only needed if a warning
         says so.
+    :param resample_at: inverse temperatures in (0, 1), increasing: after the first step at or above each, particles
+        are resampled by weight, those of each island among themselves. Each island's estimate is unbiased, and
+        is what ``log_weights`` then holds, with one posterior draw each. Which particles are chosen is not
+        differentiated, so gradients are biased. See :mod:`numpyro_dais.islands`.
+    :param num_islands: with ``resample_at``, into how many independent islands particles are divided, over
+        which the error is.
     :param chunk_size: how many particles run at a time; all if left out.
     :param progress_bar: whether to show a progress bar.
 
@@ -86,6 +114,127 @@ class DAIS(Estimator):
     >>> abs(float(evidence) - -2.527) < 0.1  # exact: log C(10, 7) B(9, 6) / B(2, 3)
     True
     """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        resample_at: tuple[float, ...] = (),
+        num_islands: int = 8,
+        **kwargs: Any,
+    ) -> None:
+        self.resample_at = check_islands(resample_at, num_islands, kwargs)
+        super().__init__(model, **kwargs)
+        self.num_islands = num_islands
+        self._tuner = Tuner(self._run_log_weights)
+        self._jitted_islands = jax.jit(self._run_islands, static_argnames="num_particles")
+
+    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
+        has_plain_chains = (
+            self.plate is None
+            and self.batches is None
+            and self.surrogate is None
+            and self.memory != "reversible"
+        )
+        if not (self._is_free and has_plain_chains):
+            return super()._tune(rng_key, problem)
+        is_given = self.guide is not None or not (self.start == "auto" or self.model is None)
+        is_start_free = is_start_free and not (is_given or self.keep_start)
+        goal = Goal(
+            self._wanted_steps, self.num_particles, self.target_error, self.budget, is_start_free
+        )
+        return self._tuner.tune(rng_key, problem, goal)
+
+    def sandwich(self, *args: Any, **kwargs: Any) -> Evidence:
+        self._refuse_resampling("sandwich")
+        return super().sandwich(*args, **kwargs)
+
+    sandwich.__doc__ = Estimator.sandwich.__doc__
+
+    def certify(self, *args: Any, **kwargs: Any) -> Certificate:
+        self._refuse_resampling("certify")
+        return super().certify(*args, **kwargs)
+
+    certify.__doc__ = Estimator.certify.__doc__
+
+    def _refuse_resampling(self, name: str) -> None:
+        if self.resample_at:
+            raise NotImplementedError(
+                f"{name} runs chains in both directions, and there is no reverse of a resampling; got resample_at="
+                f"{self.resample_at}. Leave it out."
+            )
+
+    def _estimate(self, rng_key: jax.Array, problem: Problem) -> Evidence:
+        evidence = super()._estimate(rng_key, problem)
+        if not self._has_islands(evidence.settings):
+            return evidence
+        num_particles = self._num_particles(evidence.settings)
+        return replace(evidence, island_size=num_particles // self._num_islands(num_particles))
+
+    def _has_islands(self, settings: Settings | None) -> bool:
+        return bool(self.resample_at) and (settings is None or settings.num_steps > 0)
+
+    def _num_particles(self, settings: Settings | None) -> int:
+        number = super()._num_particles(settings)
+        if not self._has_islands(settings):
+            return number
+        if self.num_particles is None and settings is not None and settings.num_particles:
+            # Tuning knows nothing of islands, and its budget is to be kept.
+            number = max(int(number / (1 + self._resampling_cost(settings))), 1)
+        return number - number % self._num_islands(number)
+
+    def _num_islands(self, num_particles: int) -> int:
+        """As many as were asked for, or fewer where tuning has left too few particles for them."""
+        return min(self.num_islands, max(num_particles // 2, 1))
+
+    def _resampling_cost(self, settings: Settings) -> float:
+        """A density, half of a gradient, for each resampling: as a share of what the steps cost."""
+        return len(self.resample_at) / 2 / settings.num_steps
+
+    def _num_gradients(self, problem: Problem, settings: Settings, num_chains: int) -> int:
+        number = super()._num_gradients(problem, settings, num_chains)
+        if self._has_islands(settings):
+            number += math.ceil(number * self._resampling_cost(settings))
+        return number
+
+    def _run_all(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> Run:
+        if not self._has_islands(settings):
+            return super()._run_all(rng_key, problem, settings, num_particles)
+        return self._jitted_islands(
+            rng_key, problem, settings.of_chain(), num_particles=num_particles
+        )
+
+    def _run_islands(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
+    ) -> Run:
+        """Independent islands from the start."""
+        chunk_size = _chunk_size(problem) if self.chunk_size is None else self.chunk_size
+        num_islands = self._num_islands(num_particles)
+        at_a_time = min(max(chunk_size * num_islands // num_particles, 1), num_islands)
+        on_step = None
+        if self._progress_bar is not None:
+            num_chunks = math.ceil(num_islands / at_a_time)
+            on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
+        return run_islands(
+            rng_key,
+            make_target(problem),
+            settings,
+            self.memory,
+            self.resample_at,
+            num_particles,
+            num_islands,
+            at_a_time,
+            on_step,
+        )
+
+    def _run_log_weights(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> np.ndarray:
+        keys = random.split(rng_key, num_particles)
+        run = self._jitted_block(keys, problem, settings.of_chain())
+        return np.asarray(run.log_weights, np.float64)
 
 
 class ImportanceSampling(Estimator):
@@ -104,7 +253,9 @@ class ImportanceSampling(Estimator):
     """
 
     def __init__(self, model: Callable | None = None, **kwargs: Any) -> None:
-        _refuse(kwargs, _CHAIN_ARGUMENTS | {"progress_bar"}, "importance sampling takes no steps")
+        refused = _CHAIN_ARGUMENTS | _ISLANDS | {"progress_bar"}
+        _refuse(kwargs, refused, "importance sampling takes no steps")
+        _refuse(kwargs, _GOAL, "only DAIS tunes itself")
         super().__init__(model, num_steps=0, step_size=1.0, **kwargs)
 
 
@@ -121,6 +272,13 @@ class _Corrected(Estimator):
         adaptation: Adaptation,
         kwargs: dict,
     ) -> None:
+        _refuse(kwargs, _ISLANDS, "only DAIS resamples on its way")
+        _refuse(kwargs, _GOAL, "only DAIS tunes itself")
+        _refuse(
+            kwargs,
+            {"minibatch", "surrogate"},
+            "a Metropolis decision needs the density of all the data at every step",
+        )
         if not 0 < target_acceptance < 1:
             raise ValueError(f"target_acceptance must lie in (0, 1); got {target_acceptance}.")
         if adaptation not in ("pilot", "online"):
@@ -144,7 +302,7 @@ class _Corrected(Estimator):
                 "adaptation='pilot'."
             )
 
-    def _tune(self, rng_key: jax.Array, problem: Problem) -> Settings:
+    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
         spread = self.preconditioner
         if spread is None:
             spread = start_spread(self._jitted_draws(rng_key, problem))
@@ -171,8 +329,16 @@ class _Corrected(Estimator):
             # Large steps at first, to cross orders of magnitude, then small ones, to settle.
             log_step_size = log_step_size + 3.0 * excess / (1 + sweep / 3)
             settings = settings._replace(step_size=jnp.exp(log_step_size))
-        num_gradients = _NUM_SWEEPS * NUM_PILOT_PARTICLES * self._num_gradients_per_particle
+        num_gradients = _NUM_SWEEPS * NUM_PILOT_PARTICLES * settings.num_steps
+        num_gradients *= self.transition.num_leapfrog
         return settings._replace(num_gradients=num_gradients)
+
+    def _run_all(
+        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
+    ) -> Run:
+        if self.adaptation == "pilot" or self.settings is not None:
+            return super()._run_all(rng_key, problem, settings, num_particles)
+        return self._jitted_run(rng_key, problem, settings.of_chain(), num_particles=num_particles)
 
     def _run(
         self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
@@ -256,6 +422,8 @@ class AIS(_Corrected):
         super().__init__(model, transition, target_acceptance, adaptation, kwargs)
 
 
+_ISLANDS = {"resample_at", "num_islands"}
+_GOAL = {"target_error", "budget", "keep_start"}
 _CHAIN_ARGUMENTS = {
     "num_steps",
     "step_size",
@@ -265,6 +433,8 @@ _CHAIN_ARGUMENTS = {
     "settings",
     "memory",
     "anchor_every",
+    "minibatch",
+    "surrogate",
 }
 
 

@@ -3,6 +3,7 @@
 
 """The result of every estimator: log weights, and what can be read off them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any
 import warnings
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
@@ -42,7 +43,7 @@ _ESS_LIMIT = 5.0
         "reverse_log_weights",
         "num_gradients",
     ],
-    meta_fields=["method", "num_chains", "notes"],
+    meta_fields=["method", "num_chains", "notes", "island_size"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -59,11 +60,15 @@ class Evidence:
     :param settings: the settings of the run.
     :param problem: the model, its arguments and the start.
     :param method: the name of the estimator.
-    :param num_gradients: gradient evaluations, those of the pilot run included.
+    :param num_gradients: gradient evaluations, those of the pilot run included. With mini-batches or a
+        surrogate, in gradients on all the data; see :func:`numpyro_dais.dynamics.num_full_gradients`.
     :param acceptance: acceptance rates; None for methods without Metropolis correction.
     :param reverse_log_weights: those of reverse chains from posterior draws; None unless they were run.
     :param num_chains: of how many Markov chains the posterior draws are; None if they are independent.
     :param notes: what is to be said of the posterior draws, or of the memory mode.
+    :param island_size: how many particles each weight stands for. More than one if they were resampled on their
+        way: a weight then is the estimate of an island of particles, and its position that of one of them,
+        drawn by weight. Weights of islands are as independent and unbiased as those of particles are.
     """
 
     log_weights: jax.Array
@@ -77,10 +82,16 @@ class Evidence:
     reverse_log_weights: jax.Array | None = None
     num_chains: int | None = None
     notes: tuple[str, ...] = ()
+    island_size: int = 1
 
     @property
     def num_particles(self) -> int:
         """The number of particles S."""
+        return self.num_weights * self.island_size
+
+    @property
+    def num_weights(self) -> int:
+        """The number of independent weights: that of the particles, or of their islands."""
         return self.log_weights.shape[0]
 
     @property
@@ -92,7 +103,7 @@ class Evidence:
         """
         if self.reverse_log_weights is not None:
             return bennett(self.log_weights, self.reverse_log_weights).log_evidence
-        return logsumexp(self.log_weights, axis=0) - np.log(self.num_particles)
+        return _on_host(_log_mean, self.log_weights)
 
     @property
     def standard_error(self) -> jax.Array:
@@ -103,7 +114,7 @@ class Evidence:
         if self.reverse_log_weights is not None:
             num_effective = self._num_effective_reverse
             return bennett(self.log_weights, self.reverse_log_weights, num_effective).standard_error
-        return _standard_error(self.log_weights, jnp)
+        return _on_host(_standard_error, self.log_weights)
 
     @property
     def lower_bound(self) -> jax.Array:
@@ -111,21 +122,22 @@ class Evidence:
         The mean :math:`\frac1S \sum_s \log w_s`, the paper's :math:`\mathcal L_{DAIS}`: a lower bound of
         :math:`\log p(D)` in expectation.
         """
-        # Measured from the largest, so that float32 does not lose digits of a long sum.
-        largest = jax.lax.stop_gradient(jnp.max(self.log_weights, axis=0))
-        largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
-        return largest + jnp.mean(self.log_weights - largest, axis=0)
+        return _on_host(_mean, self.log_weights)
 
     @property
     def lower_bound_error(self) -> jax.Array:
-        """The standard error of :attr:`lower_bound`; infinite with one particle or a zero weight."""
-        if self.num_particles == 1:
+        """
+        The standard error of :attr:`lower_bound`; infinite with one particle or a zero weight, and where all
+        particles share one sequence of mini-batches, over which it would have to be taken.
+        """
+        if self._has_shared_batches:
             return jnp.full(self.log_weights.shape[1:], jnp.inf)
-        is_finite = jnp.all(jnp.isfinite(self.log_weights), axis=0)
-        spread = jnp.std(
-            jnp.where(is_finite, self.log_weights - self.lower_bound, 0.0), axis=0, ddof=1
-        )
-        return jnp.where(is_finite, spread / np.sqrt(self.num_particles), jnp.inf)
+        return _on_host(_mean_error, self.log_weights)
+
+    @property
+    def _has_shared_batches(self) -> bool:
+        plate = self.problem.data_plate
+        return plate is not None and plate.batches == "shared" and self.settings.num_steps > 0
 
     @property
     def upper_bound(self) -> jax.Array | None:
@@ -135,17 +147,19 @@ class Evidence:
         """
         if self.reverse_log_weights is None:
             return None
-        smallest = jax.lax.stop_gradient(jnp.min(self.reverse_log_weights, axis=0))
-        return smallest + jnp.mean(self.reverse_log_weights - smallest, axis=0)
+        return _on_host(lambda x, xp: -_mean(-x, xp), self.reverse_log_weights)
 
     @property
     def upper_bound_error(self) -> jax.Array | None:
         """The standard error of :attr:`upper_bound`, with the effective number of posterior draws."""
         if self.reverse_log_weights is None:
             return None
+        num_effective = self._num_effective_reverse
         # Measured from one of them, for the sake of float32.
-        spread = jnp.std(self.reverse_log_weights - self.reverse_log_weights[0], axis=0, ddof=1)
-        return spread / jnp.sqrt(self._num_effective_reverse)
+        return _on_host(
+            lambda x, xp: xp.std(x - x[0], axis=0, ddof=1) / np.sqrt(num_effective),
+            self.reverse_log_weights,
+        )
 
     @property
     def _num_effective_reverse(self) -> Any:
@@ -161,12 +175,12 @@ class Evidence:
     @property
     def ess(self) -> jax.Array:
         r"""The effective sample size of the weights, :math:`(\sum_s w_s)^2 / \sum_s w_s^2`."""
-        return _ess(self.log_weights, jnp)
+        return _on_host(_ess, self.log_weights)
 
     @property
     def num_nonfinite(self) -> jax.Array:
         """The number of weights that are zero because a density was not finite."""
-        return jnp.sum(~jnp.isfinite(self.log_weights))
+        return _on_host(lambda x, xp: xp.sum(~xp.isfinite(x)), self.log_weights, int)
 
     @cached_property
     def khat(self) -> float | np.ndarray | None:
@@ -175,7 +189,7 @@ class Evidence:
         estimate and its error are not to be trusted (Vehtari et al. 2024). Computed on the host.
         """
         self._require_concrete("khat")
-        if self.num_particles < _KHAT_MIN_PARTICLES:
+        if self.num_weights < _KHAT_MIN_PARTICLES:
             return None
         log_weights = np.asarray(self.log_weights, np.float64)
         if log_weights.ndim == 1:
@@ -197,10 +211,10 @@ class Evidence:
         sees a draw from its prior, as with NumPyro's MCMC.
 
         :param rng_key: the key of the resampling; a fixed one if left out.
-        :param num_samples: the number of draws; as many as particles if left out.
+        :param num_samples: the number of draws; as many as weights if left out.
         """
         rng_key = random.key(0) if rng_key is None else rng_key
-        num_samples = self.num_particles if num_samples is None else num_samples
+        num_samples = self.num_weights if num_samples is None else num_samples
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
         if is_concrete(self.log_weights) and not np.all(np.isfinite(self.log_evidence)):
@@ -224,6 +238,17 @@ class Evidence:
 
         return to_arviz(self, rng_key, num_samples)
 
+    def plot(self) -> Any:
+        """
+        Returns a Matplotlib figure of the run: its settings, where along the path it loses precision, and its
+        weights.
+
+        See :func:`numpyro_dais.plots.plot_evidence`.
+        """
+        from numpyro_dais.plots import plot_evidence
+
+        return plot_evidence(self)
+
     def __float__(self) -> float:
         if self.log_weights.ndim > 1:
             raise TypeError(
@@ -240,7 +265,8 @@ class Evidence:
         else:
             lines = [
                 f"{self.method}: log evidence {_with_error(self.log_evidence, self.standard_error)}",
-                f"  lower bound {_with_error(self.lower_bound, self.lower_bound_error)} (mean log weight)",
+                *self._describe_lower_bound(),
+                *self._describe_batches(),
                 *self._describe_upper_bound(),
                 f"  {self._cost}; ESS {float(self.ess):.1f}, k-hat {_number(self.khat)}",
             ]
@@ -248,16 +274,40 @@ class Evidence:
 
     @property
     def _cost(self) -> str:
+        num_steps, start = self.settings.num_steps, self.settings.start
+        steps = f"{num_steps} steps" if num_steps else "no steps"
+        origin = "" if start is None else f" from {start.description}"
+        islands = f" resampled in {self.num_weights} islands" if self.island_size > 1 else ""
         return (
-            f"{self.num_particles} particles, {self.settings.num_steps} steps, "
+            f"{self.num_particles} particles{origin}{islands}, {steps}, "
             f"{int(self.num_gradients)} gradients"
         )
+
+    @property
+    def _unit(self) -> str:
+        """What has a weight."""
+        return "particles" if self.island_size == 1 else "islands"
+
+    def _describe_lower_bound(self) -> list[str]:
+        if self.settings.start is not None and not self.settings.num_steps:
+            return []  # the stray draws that keep the weights bounded make it meaningless
+        bound = _with_error(self.lower_bound, self.lower_bound_error)
+        kind = "weight" if self.island_size == 1 else "estimate of the islands"
+        return [f"  lower bound {bound} (mean log {kind})"]
 
     def _describe_upper_bound(self) -> list[str]:
         if self.upper_bound is None:
             return []
         kind = "exact draws" if self.num_chains is None else "approximate: draws by NUTS"
         return [f"  upper bound {_with_error(self.upper_bound, self.upper_bound_error)} ({kind})"]
+
+    def _describe_batches(self) -> list[str]:
+        if not self._has_shared_batches:
+            return []
+        return [
+            "    (its error is over sequences of mini-batches, of which all particles share one: take several keys, "
+            "or minibatch='particle')"
+        ]
 
     def _describe_elements(self) -> list[str]:
         values, errors = np.asarray(self.log_evidence), np.asarray(self.standard_error)
@@ -272,19 +322,20 @@ class Evidence:
             f"{self.problem.plate!r}, sum {_with_error(values.sum(), sum_error)}",
             *shown,
             *dots,
-            f"  {self._cost}; smallest ESS {float(self.ess.min()):.1f}, largest k-hat {_number(khat)}",
+            f"  {self._cost}; smallest ESS {float(np.min(np.asarray(self.ess))):.1f}, largest k-hat {_number(khat)}",
         ]
 
     @property
     def _resolution(self) -> float:
-        """The distance between neighbouring floating-point numbers at the size of the log weights."""
-        finite = np.where(np.isfinite(self.log_weights), self.log_weights, 0.0)
-        return float(np.finfo(self.log_weights.dtype).eps * np.max(np.abs(finite)))
+        """The distance between neighbouring floating-point numbers at the size of the weights that count."""
+        largest = np.max(np.asarray(self.log_weights), axis=0)
+        largest = np.where(np.isfinite(largest), largest, 0.0)
+        return float(np.finfo(self.log_weights.dtype).eps * np.max(np.abs(largest)))
 
     def _faults(self) -> list[str]:
-        # In NumPy: on a first call, compiling each of these few numbers would take a second.
         log_weights = np.asarray(self.log_weights)
-        num_particles, ess = self.num_particles, np.min(_ess(log_weights, np))
+        num_particles, ess = self.num_particles, np.min(np.asarray(self.ess))
+        num_weights = self.num_weights
         faults = list(self.notes)
         num_bad_starts = int(np.sum(~np.asarray(self.is_start_finite)))
         num_nonfinite = int(np.sum(~np.isfinite(log_weights)))
@@ -305,9 +356,9 @@ class Evidence:
                     f"Forward and reverse weights hardly overlap ({self._overlap:.1f} effective pairs): trust "
                     "the bounds, not the estimate between them; use more steps or a fitted guide."
                 )
-        elif ess < min(_ESS_LIMIT, num_particles / 2):
+        elif ess < min(_ESS_LIMIT, num_weights / 2):
             faults.append(
-                f"The effective sample size is {ess:.1f} of {num_particles} particles: the estimate is "
+                f"The effective sample size is {ess:.1f} of {num_weights} {self._unit}: the estimate is "
                 "likely too low and its error too small; use more steps or start from a fitted guide."
             )
         elif self.khat is not None and np.any(np.asarray(self.khat) > _KHAT_LIMIT):
@@ -315,7 +366,8 @@ class Evidence:
                 f"k-hat is {np.max(self.khat):.2f}, above {_KHAT_LIMIT}: the weights are heavy-tailed and "
                 "the error is not reliable; use more steps or start from a fitted guide."
             )
-        resolution, error = self._resolution, np.min(_standard_error(log_weights, np))
+        resolution = self._resolution
+        error = np.min(np.asarray(_on_host(_standard_error, self.log_weights)))
         if log_weights.dtype == np.float32 and resolution > max(error / 3, 1e-4):
             faults.append(
                 f"float32 resolves log weights of this size to {resolution:.2g} only, which is not small "
@@ -327,7 +379,8 @@ class Evidence:
     def _overlap(self) -> float:
         """How many particles, of both directions together, Bennett's ratio effectively compares."""
         assert self.reverse_log_weights is not None
-        return float(jnp.min(bennett(self.log_weights, self.reverse_log_weights).overlap))
+        overlap = bennett(self.log_weights, self.reverse_log_weights).overlap
+        return float(np.min(np.asarray(overlap)))
 
     def _require_concrete(self, name: str) -> None:
         if not is_concrete((self.log_weights, self.is_start_finite)):
@@ -337,10 +390,55 @@ class Evidence:
             )
 
 
+def _on_host(
+    fn: Callable[[Any, ModuleType], Any], log_weights: jax.Array, dtype: Any = None
+) -> jax.Array:
+    """
+    Returns a number read off the weights. Concrete ones are read in NumPy: on a first call, compiling
+    the few operations one by one would take a second.
+    """
+    if not is_concrete(log_weights):
+        return fn(log_weights, jnp)
+    with np.errstate(all="ignore"):
+        value = np.asarray(fn(np.asarray(log_weights, np.float64), np))
+    return jax.device_put(value.astype(log_weights.dtype if dtype is None else dtype))
+
+
+def _largest(log_weights: Any, xp: ModuleType) -> Any:
+    """The largest log weight, or zero; without a gradient."""
+    largest = xp.max(log_weights, axis=0)
+    largest = xp.where(xp.isfinite(largest), largest, 0.0)
+    return largest if xp is np else lax.stop_gradient(largest)
+
+
+def _log_mean(log_weights: Any, xp: ModuleType) -> Any:
+    if xp is jnp:
+        return logsumexp(log_weights, axis=0) - np.log(len(log_weights))
+    largest = _largest(log_weights, xp)
+    return largest + xp.log(xp.mean(xp.exp(log_weights - largest), axis=0))
+
+
+def _mean(log_weights: Any, xp: ModuleType) -> Any:
+    # Measured from the largest, so that float32 does not lose digits of a long sum.
+    largest = _largest(log_weights, xp)
+    return largest + xp.mean(log_weights - largest, axis=0)
+
+
+def _mean_error(log_weights: Any, xp: ModuleType) -> Any:
+    num_particles = len(log_weights)
+    if num_particles == 1:
+        return xp.full(log_weights.shape[1:], np.inf)
+    is_finite = xp.all(xp.isfinite(log_weights), axis=0)
+    centered = xp.where(is_finite, log_weights, 0.0) - xp.where(
+        is_finite, _mean(log_weights, xp), 0.0
+    )
+    spread = xp.std(centered, axis=0, ddof=1)
+    return xp.where(is_finite, spread / np.sqrt(num_particles), np.inf)
+
+
 def _shares(log_weights: Any, xp: ModuleType) -> Any:
     """The weights divided by their sum; zeros where all are zero."""
-    largest = xp.max(log_weights, axis=0)
-    weights = xp.exp(log_weights - xp.where(xp.isfinite(largest), largest, 0.0))
+    weights = xp.exp(log_weights - _largest(log_weights, xp))
     sums = xp.sum(weights, axis=0)
     return weights / xp.where(sums > 0, sums, 1.0)
 

@@ -41,18 +41,21 @@ __all__ = [
 
 Trace = dict[str, dict[str, Any]]
 
+# An unconstrained value; an odd one, at which no two supports agree by chance.
+_ANYWHERE = 0.3719
+
 
 class ModelStructure(NamedTuple):
     """
     The latent sites of a model.
 
-    :param prototype: an unconstrained value of each continuous latent site.
+    :param prototype: some unconstrained value of each continuous latent site.
     :param plate_axes: for each of them the axes of the independent plates, or None without any.
     :param discrete: names of the latent sites to enumerate.
     :param first_enum_dim: the first batch dimension free for enumeration.
     """
 
-    prototype: dict[str, jax.Array]
+    prototype: dict[str, Any]
     plate_axes: dict[str, tuple[int, ...]] | None
     discrete: frozenset[str]
     first_enum_dim: int
@@ -63,8 +66,23 @@ def inspect_model(problem: Problem) -> ModelStructure:
     Returns the structure of the problem's model, from one seeded run, or raises an error that names
     the site that stands in the way.
 
-    :param problem: a problem with a model.
+    :param problem: a problem with a model; it is traced, not computed.
     """
+    structure: Any = None
+
+    def inspect() -> dict[str, jax.Array]:
+        nonlocal structure
+        structure = _inspect(problem)
+        return structure.prototype
+
+    shapes = jax.eval_shape(inspect)
+    # In the order of the model, which the dict that JAX returns does not keep.
+    names = structure.prototype
+    prototype = {n: np.full(shapes[n].shape, _ANYWHERE, shapes[n].dtype) for n in names}
+    return structure._replace(prototype=prototype)
+
+
+def _inspect(problem: Problem) -> ModelStructure:
     trace = trace_model(problem, random.key(0))
     _check_parameters(trace, problem)
     _check_plates(trace, problem)
@@ -75,7 +93,7 @@ def inspect_model(problem: Problem) -> ModelStructure:
             "A model needs at least one latent sample site; this one has none. Its log evidence is "
             "its log density: see `numpyro.infer.util.log_density`."
         )
-    is_start_prior = problem.guide is None and isinstance(problem.start, str)
+    is_start_prior = problem.guide is None and isinstance(problem.base_start, str)
     discrete, prototype = set(), {}
     for name, site in latents.items():
         _check_latent(site, trace, is_start_prior)
@@ -189,9 +207,9 @@ def _check_plates(trace: Trace, problem: Problem) -> None:
         if name not in problem.subsample:
             raise NotImplementedError(
                 f"Plate {name!r} takes {subsample_size} of {size} elements; the evidence needs all of "
-                f"them. Leave subsample_size out; or, where every site is inside, name it in plate={name!r} "
-                "for the evidence of each element of a mini-batch. (Mini-batch gradients of a global latent "
-                "are not available yet.)"
+                f"them. Leave subsample_size out; or use surrogate='quadratic', or minibatch=True, whose steps "
+                f"do without; or, where every site is inside, name it in plate={name!r} for the evidence of "
+                "each element of a mini-batch."
             )
 
 

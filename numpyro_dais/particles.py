@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dais.chain import (
     ChainResult,
@@ -22,7 +23,7 @@ from numpyro_dais.reversible import Reversible, start_scale
 from numpyro_dais.settings import Settings
 from numpyro_dais.target import Target
 
-__all__ = ["Run", "run_adaptive_particles", "run_particles", "run_reverse_particles"]
+__all__ = ["Run", "join_runs", "run_adaptive_particles", "run_particles", "run_reverse_particles"]
 
 
 class Run(NamedTuple):
@@ -41,10 +42,9 @@ class Run(NamedTuple):
 
 
 def run_particles(
-    rng_key: jax.Array,
+    rng_keys: jax.Array,
     target: Target,
     settings: Settings,
-    num_particles: int,
     memory: Memory,
     transition: Transition = UNCORRECTED,
     chunk_size: int | None = None,
@@ -54,10 +54,9 @@ def run_particles(
     """
     Returns particles that have gone from the start to the target.
 
-    :param rng_key: a key for all of them.
+    :param rng_keys: a key for each of them.
     :param target: what they see.
     :param settings: settings of every chain.
-    :param num_particles: their number.
     :param memory: how the gradient of a chain is taken.
     :param transition: the kind of transitions.
     :param chunk_size: how many run at a time; all if None.
@@ -79,15 +78,31 @@ def run_particles(
             transition,
             on_step,
             reversible,
+            target.dynamics_fn,
         )
         return start, end
 
-    keys = random.split(rng_key, num_particles)
-    if chunk_size is None or chunk_size >= num_particles:
-        starts, ends = jax.vmap(particle)(keys)
+    if chunk_size is None or chunk_size >= len(rng_keys):
+        starts, ends = jax.vmap(particle)(rng_keys)
     else:
-        starts, ends = lax.map(particle, keys, batch_size=chunk_size)
+        starts, ends = lax.map(particle, rng_keys, batch_size=chunk_size)
     return _run_of(starts, ends, settings.step_size)
+
+
+def join_runs(runs: list[Run]) -> Run:
+    """Returns blocks of particles with the same settings as one run."""
+    host = [jax.tree.map(np.asarray, run) for run in runs]
+    sizes = np.array([len(run.log_weights) for run in host])
+
+    def join(*parts: np.ndarray) -> np.ndarray:
+        return np.concatenate(parts)
+
+    joined = jax.tree.map(join, *(run._replace(acceptance=None, step_size=None) for run in host))
+    acceptance = None
+    if host[0].acceptance is not None:
+        by_block = np.stack([run.acceptance for run in host])
+        acceptance = np.tensordot(sizes / sizes.sum(), by_block, axes=1)
+    return jax.device_put(joined._replace(acceptance=acceptance, step_size=host[0].step_size))
 
 
 def run_adaptive_particles(
@@ -128,7 +143,15 @@ def run_reverse_particles(
 
     def particle(key: jax.Array, position: jax.Array) -> ChainResult:
         steps = settings.steps(position.shape[-1])
-        return run_reverse_chain(key, position, target.log_densities_fn, steps, memory, transition)
+        return run_reverse_chain(
+            key,
+            position,
+            target.log_densities_fn,
+            steps,
+            memory,
+            transition,
+            target.dynamics_fn,
+        )
 
     ends = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
     run = _run_of(positions, ends, settings.step_size)

@@ -9,7 +9,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["LogDensities", "LogDensitiesFn", "tempered_gradient"]
+__all__ = [
+    "DynamicsFn",
+    "LogDensities",
+    "LogDensitiesFn",
+    "annealed_log_weight",
+    "at_start",
+    "at_temperature",
+    "tempered_gradient",
+]
 
 
 class LogDensities(NamedTuple):
@@ -23,6 +31,8 @@ class LogDensities(NamedTuple):
 
 
 LogDensitiesFn = Callable[[jax.Array], LogDensities]
+# What a step follows, from the key of a chain's mini-batches and the step's index.
+DynamicsFn = Callable[[jax.Array, jax.Array], LogDensitiesFn]
 
 
 def tempered_gradient(
@@ -41,3 +51,27 @@ def tempered_gradient(
         return jnp.sum(log_start + beta * log_ratio)
 
     return jax.grad(log_tempered)
+
+
+def at_start(densities: LogDensities) -> LogDensities:
+    r"""Returns the two terms of :math:`\log f_0`, whose second is zero even where the ratio is infinite."""
+    return densities._replace(log_ratio=jnp.zeros_like(densities.log_ratio))
+
+
+def at_temperature(densities: LogDensities, beta: jax.Array) -> LogDensities:
+    r"""Returns the two terms :math:`\log q_0` and :math:`\beta \log p(D, \cdot) / q_0` of :math:`\log f_\beta`."""
+    return densities._replace(log_ratio=beta * densities.log_ratio)
+
+
+def annealed_log_weight(first: LogDensities, last: LogDensities, kinetic: jax.Array) -> jax.Array:
+    r"""
+    Returns the log weight :math:`\log f_{\beta'}(u') - \log f_\beta(u)`, plus its kinetic part, of an uncorrected
+    chain or of a part of one.
+
+    :param first: the two terms of the log density where it begins.
+    :param last: the same where it ends.
+    :param kinetic: the change of the momenta's log density.
+    """
+    # The ratio is a number of its own, not the difference of two large ones: without steps the
+    # weight is exactly that of importance sampling.
+    return (last.log_ratio - first.log_ratio) + ((last.log_start - first.log_start) + kinetic)

@@ -11,7 +11,29 @@ import numpy as np
 
 import numpyro
 
-__all__ = ["Problem"]
+from numpyro_dais.fitted_start import FittedStart
+
+__all__ = ["DataPlate", "Problem"]
+
+
+class DataPlate(NamedTuple):
+    """
+    The subsampled plate around the data of a model with global latents; static.
+
+    :param name: of the plate.
+    :param size: the number of its elements, N.
+    :param batch_size: that of a mini-batch, B.
+    :param batches: whether all particles see the ``"shared"`` mini-batches, or each ``"particle"`` its own;
+        None where no step needs data.
+    :param is_end_exact: whether the density at the end of a chain is that of all the data, or an estimate
+        from one more mini-batch.
+    """
+
+    name: str
+    size: int
+    batch_size: int
+    batches: str | None = None
+    is_end_exact: bool = True
 
 
 class _Static(NamedTuple):
@@ -21,13 +43,26 @@ class _Static(NamedTuple):
     potential_fn: Callable | None
     guide: Callable | None
     plate: str | tuple[str, ...] | None
+    data_plate: DataPlate | None
     treedef: Any
     leaves: tuple
 
 
 _TRACED = object()
 # The parts of a problem that may hold arrays.
-_ARRAYS = ("start", "params", "guide_params", "subsample", "prng_key", "args", "kwargs")
+_ARRAYS = (
+    "start",
+    "params",
+    "guide_params",
+    "subsample",
+    "batch_key",
+    "surrogate",
+    "prng_key",
+    "args",
+    "kwargs",
+)
+# The parts that never do.
+_OTHERS = ("potential_fn", "guide", "plate", "data_plate")
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -41,10 +76,11 @@ class Problem:
     A model (or potential function), its arguments and the start of the chains.
 
     ``subsample`` holds the indices of a mini-batch by plate, one for all runs; ``prng_key`` is what the
-    model and guide get from ``numpyro.prng_key()``.
+    model and guide get from ``numpyro.prng_key()``. With a ``data_plate`` the density is that of all its
+    elements, and ``subsample`` has some, to run the model with; ``batch_key`` is that of the mini-batches
+    which the steps see, and ``surrogate`` what they follow instead.
 
-    Array and float leaves of ``start``, the parameters, ``subsample``, ``args`` and ``kwargs`` are
-    leaves of this pytree; int, bool, str and other leaves are static, since NumPyro needs a plate's
+    Array and float leaves of ``start``, the parameters, ``subsample``, ``args`` and so on are leaves of this pytree; int, bool, str and other leaves are static, since NumPyro needs a plate's
     size as a Python int. No closure over arrays is stored, so that a problem may leave ``jit``.
     """
 
@@ -58,7 +94,10 @@ class Problem:
         guide_params: dict | None = None,
         params: dict | None = None,
         plate: str | tuple[str, ...] | None = None,
+        data_plate: DataPlate | None = None,
         subsample: dict[str, jax.Array] | None = None,
+        batch_key: jax.Array | None = None,
+        surrogate: Any = None,
         prng_key: jax.Array | None = None,
         args: tuple = (),
         kwargs: dict | None = None,
@@ -70,10 +109,18 @@ class Problem:
         self.guide_params = {} if guide_params is None else guide_params
         self.params = {} if params is None else params
         self.plate = plate
+        self.data_plate = data_plate
         self.subsample = {} if subsample is None else subsample
+        self.batch_key = batch_key
+        self.surrogate = surrogate
         self.prng_key = prng_key
         self.args = args
         self.kwargs = {} if kwargs is None else kwargs
+
+    @property
+    def base_start(self) -> Any:
+        """The start, or the one that a fitted start has replaced."""
+        return self.start.base if isinstance(self.start, FittedStart) else self.start
 
     @property
     def plates(self) -> tuple[str, ...]:
@@ -100,9 +147,8 @@ class Problem:
         leaves, treedef = jax.tree.flatten(arrays)
         children = [leaf for leaf in leaves if _is_traced(leaf)]
         static_leaves = tuple(_TRACED if _is_traced(leaf) else leaf for leaf in leaves)
-        static = _Static(
-            self.model, self.potential_fn, self.guide, self.plate, treedef, static_leaves
-        )
+        others = {name: getattr(self, name) for name in _OTHERS}
+        static = _Static(self.model, **others, treedef=treedef, leaves=static_leaves)
         return children, static
 
     @classmethod
@@ -110,17 +156,12 @@ class Problem:
         remaining = iter(children)
         leaves = [next(remaining) if leaf is _TRACED else leaf for leaf in static.leaves]
         arrays = jax.tree.unflatten(static.treedef, leaves)
-        return cls(
-            static.model,
-            potential_fn=static.potential_fn,
-            guide=static.guide,
-            plate=static.plate,
-            **arrays,
-        )
+        others = {name: getattr(static, name) for name in _OTHERS}
+        return cls(static.model, **others, **arrays)
 
     def replace(self, **changes: Any) -> "Problem":
         """Returns the problem with other values of some of its parts."""
-        parts = {name: getattr(self, name) for name in ("potential_fn", "guide", "plate", *_ARRAYS)}
+        parts = {name: getattr(self, name) for name in (*_OTHERS, *_ARRAYS)}
         model = changes.pop("model", self.model)
         return Problem(model, **{**parts, **changes})
 

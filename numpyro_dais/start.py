@@ -14,6 +14,7 @@ import numpyro
 from numpyro.distributions import Distribution
 
 from numpyro_dais.density import ModelDensity, Position
+from numpyro_dais.fitted_start import FittedStart
 from numpyro_dais.guide import Draw, Part, guide_part, pieces_of, traced_part
 from numpyro_dais.inspection import Trace, check_site_names
 from numpyro_dais.problem import Problem
@@ -43,6 +44,10 @@ def make_start(problem: Problem, density: ModelDensity) -> Start:
     if problem.guide is not None:
         parts = [guide_part(piece, problem, density) for piece in pieces_of(problem.guide)]
         return _combine(parts, density, "The guide")
+    if isinstance(problem.start, FittedStart):
+        return _fitted_start(
+            problem.start, make_start(problem.replace(start=problem.start.base), density), density
+        )
     if isinstance(problem.start, str):
         return Start(density.sample, density.log_prior)
     if isinstance(problem.start, Distribution):
@@ -70,6 +75,18 @@ def _combine(parts: list[Part], density: ModelDensity, what: str) -> Start:
     def log_density_fn(position: Position, trace: Trace) -> jax.Array:
         first, *others = [part.log_density_fn(position, trace) for part in parts]
         return sum(others, start=first)
+
+    return Start(sample_fn, log_density_fn)
+
+
+def _fitted_start(start: FittedStart, base: Start, density: ModelDensity) -> Start:
+    ravel, unravel = density.layout
+
+    def sample_fn(rng_key: jax.Array) -> Position:
+        return unravel(start.sample(rng_key, lambda key: ravel(base.sample_fn(key))))
+
+    def log_density_fn(position: Position, trace: Trace) -> jax.Array:
+        return start.log_density(ravel(position), base.log_density_fn(position, trace))
 
     return Start(sample_fn, log_density_fn)
 

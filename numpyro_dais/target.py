@@ -4,23 +4,28 @@
 """A problem as the chains see it: densities over flat positions, exact draws, and the way back."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro.distributions import Distribution
 from numpyro.distributions.transforms import ComposeTransform
 
+from numpyro_dais.data_plate import LikelihoodFn
 from numpyro_dais.density import ModelDensity, Position, make_layout
+from numpyro_dais.dynamics import end_likelihood, step_likelihood
+from numpyro_dais.fitted_start import FittedStart
 from numpyro_dais.guide import FLOW_GUIDES, flow_posterior
 from numpyro_dais.inspection import inspect_model
-from numpyro_dais.path import LogDensities, LogDensitiesFn
+from numpyro_dais.path import DynamicsFn, LogDensities, LogDensitiesFn
 from numpyro_dais.problem import Problem
 from numpyro_dais.start import make_start
 
-__all__ = ["Target", "make_target"]
+__all__ = ["Target", "coordinate_order", "make_target"]
 
 
 class Target(NamedTuple):
@@ -29,7 +34,9 @@ class Target(NamedTuple):
 
     :param sample_fn: an exact draw from the start, as a position ``[num_dims]``
         (``[num_elements, num_dims]`` with a plate).
-    :param log_densities_fn: both ends of the path at a position.
+    :param log_densities_fn: both ends of the path at a position; they enter the weights.
+    :param dynamics_fn: the two that a step's gradient follows instead, from the key of the chain's
+        mini-batches and the step's index; None if they are the same.
     :param constrain_fn: the values of the model's sites at a position.
     :param ravel_fn: the position of unconstrained values by site.
     """
@@ -38,6 +45,7 @@ class Target(NamedTuple):
     log_densities_fn: LogDensitiesFn
     constrain_fn: Callable[[jax.Array], Any]
     ravel_fn: Callable[[Any], jax.Array]
+    dynamics_fn: DynamicsFn | None = None
 
 
 def make_target(problem: Problem) -> Target:
@@ -54,10 +62,10 @@ def make_target(problem: Problem) -> Target:
     start = make_start(problem, density)
     is_start_prior = problem.guide is None and isinstance(problem.start, str)
 
-    def log_densities_fn(position: jax.Array) -> LogDensities:
+    def with_likelihood(likelihood_fn: LikelihoodFn, position: jax.Array) -> LogDensities:
         values = density.layout.unravel(position)
         trace = density.run(values)
-        log_likelihood = density.log_likelihood(values, trace)
+        log_likelihood = likelihood_fn(values, trace)
         if is_start_prior:
             return LogDensities(density.log_prior(values, trace), log_likelihood)
         log_start = start.log_density_fn(values, trace)
@@ -67,10 +75,39 @@ def make_target(problem: Problem) -> Target:
 
     return Target(
         sample_fn=lambda rng_key: density.layout.ravel(start.sample_fn(rng_key)),
-        log_densities_fn=log_densities_fn,
+        log_densities_fn=partial(with_likelihood, end_likelihood(problem, density)),
         constrain_fn=lambda position: density.constrain(density.layout.unravel(position)),
         ravel_fn=density.layout.ravel,
+        dynamics_fn=_dynamics(problem, density, with_likelihood),
     )
+
+
+def coordinate_order(problem: Problem) -> np.ndarray:
+    """
+    Returns the coordinates of a position in the order in which the model draws its sites: what others depend
+    on comes first. Of a potential function, the order of its argument.
+
+    :param problem: a problem without plates of its own.
+    """
+    if problem.potential_fn is not None:
+        shape = jax.eval_shape(make_target(problem).sample_fn, random.key(0)).shape
+        return np.arange(shape[0])
+    structure = inspect_model(problem)
+    layout = make_layout(structure.prototype)
+    num_dims = sum(jnp.size(value) for value in structure.prototype.values())
+    indices = layout.unravel(jnp.arange(num_dims, dtype=float))
+    return np.concatenate([np.ravel(indices[name]) for name in structure.prototype]).astype(int)
+
+
+def _dynamics(
+    problem: Problem,
+    density: ModelDensity,
+    with_likelihood: Callable[[LikelihoodFn, jax.Array], LogDensities],
+) -> DynamicsFn | None:
+    likelihood_of = step_likelihood(problem, density)
+    if likelihood_of is None:
+        return None
+    return lambda batch_key, index: partial(with_likelihood, likelihood_of(batch_key, index))
 
 
 def _flow_target(problem: Problem, density: ModelDensity) -> Target:
@@ -91,26 +128,25 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
         latent, intermediates = transform.call_with_intermediates(noise)
         return unpack(latent), transform.log_abs_det_jacobian(noise, latent, intermediates)
 
-    def log_densities_fn(noise: jax.Array) -> LogDensities:
+    def with_likelihood(likelihood_fn: LikelihoodFn, noise: jax.Array) -> LogDensities:
         values, log_det = to_sites(noise)
         trace = density.run(values)
         log_start = base.log_prob(noise)
         log_prior = density.log_prior(values, trace) + log_det
-        return LogDensities(
-            log_start, log_prior - log_start + density.log_likelihood(values, trace)
-        )
+        return LogDensities(log_start, log_prior - log_start + likelihood_fn(values, trace))
 
     return Target(
         sample_fn=base.sample,
-        log_densities_fn=log_densities_fn,
+        log_densities_fn=partial(with_likelihood, end_likelihood(problem, density)),
         constrain_fn=lambda noise: density.constrain(to_sites(noise)[0]),
         ravel_fn=density.layout.ravel,
+        dynamics_fn=_dynamics(problem, density, with_likelihood),
     )
 
 
 def _potential_target(problem: Problem) -> Target:
     """A density given by its potential function, over an array or a dict of arrays."""
-    start, potential_fn = problem.start, problem.potential_fn
+    start, potential_fn = problem.base_start, problem.potential_fn
     assert potential_fn is not None
     is_distribution = lambda leaf: isinstance(leaf, Distribution)  # noqa: E731
 
@@ -129,13 +165,22 @@ def _potential_target(problem: Problem) -> Target:
     shapes = jax.eval_shape(sample, random.key(0))
     layout = make_layout(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
+    fitted = problem.start if isinstance(problem.start, FittedStart) else None
+
+    def sample_fn(rng_key: jax.Array) -> jax.Array:
+        if fitted is None:
+            return layout.ravel(sample(rng_key))
+        return fitted.sample(rng_key, lambda key: layout.ravel(sample(key)))
+
     def log_densities_fn(position: jax.Array) -> LogDensities:
         values = layout.unravel(position)
         log_q0 = log_start(values)
+        if fitted is not None:
+            log_q0 = fitted.log_density(position, log_q0)
         return LogDensities(log_q0, -potential_fn(values) - log_q0)
 
     return Target(
-        sample_fn=lambda rng_key: layout.ravel(sample(rng_key)),
+        sample_fn=sample_fn,
         log_densities_fn=log_densities_fn,
         constrain_fn=layout.unravel,
         ravel_fn=layout.ravel,

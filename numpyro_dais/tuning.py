@@ -1,79 +1,460 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Settings that a user left out, found on the host by short runs of the compiled chain."""
+"""
+Self-tuning: a start, a schedule, step sizes, and numbers of steps and particles for a wanted error.
+
+Everything here runs on the host, around compiled pieces, and spends gradients on one question: which settings
+give the smallest error of the log evidence for what is left of the budget. Settings are frozen before the
+reported run, whose randomness is fresh, so that its weights are unbiased whatever was decided here.
+"""
 
 from collections.abc import Callable
+import math
+from typing import NamedTuple
+import warnings
 
 import jax
 from jax import random
+import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais.schedule import fourth_root_step_size
-from numpyro_dais.settings import Settings, make_settings
+from numpyro.infer.importance import _psis_khat
 
-__all__ = ["DEFAULT_DAMPING", "stable_settings", "start_spread"]
+from numpyro_dais.annealing import anneal, damping_of
+from numpyro_dais.fitted_start import BASE_SHARE, Component, FittedStart, Mixture
+from numpyro_dais.pilot import PilotPath, move_population, run_pilot, start_population
+from numpyro_dais.problem import Problem
+from numpyro_dais.settings import Settings, make_settings
+from numpyro_dais.spread import start_spread
+from numpyro_dais.start_fit import (
+    VARIATIONAL_DRAWS,
+    curvature_at,
+    find_modes,
+    gaussian_component,
+    laplace_mixture,
+    log_joint_and_gradient,
+    variational_fit,
+)
+from numpyro_dais.target import coordinate_order, make_target
+
+__all__ = [
+    "DEFAULT_BUDGET",
+    "DEFAULT_DAMPING",
+    "DEFAULT_NUM_PARTICLES",
+    "DEFAULT_TARGET_ERROR",
+    "Goal",
+    "Tuner",
+    "no_steps",
+    "with_fit",
+]
 
 DEFAULT_DAMPING = 0.9
-NUM_PILOT_STEPS = 128
-NUM_PILOT_PARTICLES = 8
-_MAX_HALVINGS = 30
+DEFAULT_NUM_PARTICLES = 128
+DEFAULT_TARGET_ERROR = 0.005
+DEFAULT_BUDGET = 100_000
+_NUM_BASE_DRAWS = 256
+_NUM_STARTS = 16
+_NUM_TESTS = 1024  # one block of particles
+_GAUSSIAN_ITERATIONS, _GAUSSIAN_RATE = 300, 0.05
+_SHAPED_ITERATIONS, _SHAPED_RATE = 500, 0.03
+_OTHERS_SHARE = 0.2
+_KHAT_LIMIT = 0.7  # of weights without steps
+_START_KHAT_LIMIT = 1.0  # of a start that steps are to mend
+_FIT_SHARE = 0.4  # of the budget
+_SAFETY = 1.25  # of the number of particles: their variance is known from a test only
+_MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32  # wanted, and if the budget is short
+_MAX_PARTICLES = 2**18
+_BLOCK = 1024
+_PILOT_SHARE = 0.2
+_NUM_TRIAL_STEPS = 32
+_NUM_TRIAL_PARTICLES = 16
+_NUM_PLAN_PARTICLES = 48
+_STEP_SIZES = (1.4, 1.1, 0.8, 0.5, 0.3, 0.15, 0.07, 0.03)
+_MAX_DENSE_PILOT_DIMS = 20
 
-# The mean log weight of a short run with these settings.
-TrialFn = Callable[[jax.Array, Settings], float]
 
-
-def start_spread(positions: jax.Array) -> np.ndarray:
+class Goal(NamedTuple):
     """
-    Returns the scale of the start along each dimension: the interquartile range of draws in units of
-    a normal's, which Cauchy tails do not spoil.
+    What settings are for; what is None is free.
 
-    :param positions: draws, ``[num_draws, ..., num_dims]``; elements of a plate are pooled.
+    :param num_steps: the number of steps.
+    :param num_particles: the number of particles.
+    :param target_error: the wanted error of the log evidence, in nats.
+    :param budget: gradients at most, all that is spent here included; a density counts as half of one.
+    :param is_start_free: whether a fitted start may replace the given one.
     """
-    draws = np.asarray(positions, np.float64).reshape(-1, positions.shape[-1])
-    draws = np.where(np.isfinite(draws), draws, np.nan)
-    draws = np.where(np.all(np.isnan(draws), axis=0), 0.0, draws)
-    low, high = np.nanquantile(draws, [0.25, 0.75], axis=0)
-    spread = (high - low) / 1.349
-    return np.where(spread > 0, spread, 1.0)
+
+    num_steps: int | None
+    num_particles: int | None
+    target_error: float
+    budget: int
+    is_start_free: bool
 
 
-def stable_settings(
-    rng_key: jax.Array,
-    trial_fn: TrialFn,
-    make_betas: Callable[[int], np.ndarray],
-    damping: float,
-    spread: np.ndarray,
-    num_steps: int,
-) -> Settings:
-    r"""
-    Returns settings with a step size :math:`\eta = a (K/10)^{-1/4}` in units of the start's spread.
-
-    From :math:`a = 1` on, :math:`a` is halved as long as that raises the mean log weight of a short
-    trial with the same randomness; a trial that overflows counts as minus infinity.
-
-    :param rng_key: the key of the trials.
-    :param trial_fn: runs a trial.
-    :param make_betas: the schedule for a number of steps.
-    :param damping: the damping of every step.
-    :param spread: the preconditioner, ``[num_dims]``.
-    :param num_steps: the number of steps of the settings.
+class _Quality(NamedTuple):
     """
-    num_pilot_steps = min(num_steps, NUM_PILOT_STEPS)
-    trial_key = random.fold_in(rng_key, 1)
+    What draws of a start say about it.
 
-    def settings_at(scale: float, num_steps: int, num_gradients: int = 0) -> Settings:
-        step_size = fourth_root_step_size(num_steps, scale)
-        return make_settings(make_betas(num_steps), step_size, damping, spread, num_gradients)
+    :param variance: the relative variance of their weights.
+    :param khat: the shape of their tail.
+    """
 
-    scale, bound = 1.0, -np.inf
-    num_trials = 0
-    for _ in range(_MAX_HALVINGS):
-        trial = trial_fn(trial_key, settings_at(scale, num_pilot_steps))
-        num_trials += 1
-        if trial <= bound and np.isfinite(bound):
-            scale *= 2
-            break
-        bound, scale = trial, scale / 2
-    num_gradients = num_trials * num_pilot_steps * NUM_PILOT_PARTICLES
-    return settings_at(scale, num_steps, num_gradients)
+    variance: float
+    khat: float
+
+    @property
+    def score(self) -> float:
+        """The variance, as it will be once the tail has shown: smaller is better."""
+        return self.variance * math.exp(8 * max(self.khat - _KHAT_LIMIT, 0.0))
+
+
+class _Fit(NamedTuple):
+    """A start that was fitted, and how good it is."""
+
+    mixture: Mixture
+    quality: _Quality
+
+
+class _Trial(NamedTuple):
+    """A short run: its step size and log weights."""
+
+    step_size: float
+    log_weights: np.ndarray
+
+    @property
+    def bound(self) -> float:
+        """The mean log weight without the lowest quarter, where stray draws of a defensive start are."""
+        mean = float(np.mean(self._upper))
+        return mean if np.isfinite(mean) else -math.inf
+
+    @property
+    def _upper(self) -> np.ndarray:
+        return np.sort(self.log_weights)[len(self.log_weights) // 4 :]
+
+    @property
+    def log_variance(self) -> float:
+        """The variance of normal log weights that would have the same effective sample size."""
+        if not np.all(np.isfinite(self._upper)):
+            return 100.0
+        spread = float(np.var(self._upper, ddof=1))
+        spread *= 1.87  # which the upper three quarters of a normal's have less
+        from_weights = math.log1p(_relative_variance(self.log_weights))
+        is_known = math.expm1(from_weights) < len(self.log_weights) / 5
+        return max(min(from_weights, spread) if is_known else spread, 1e-4)
+
+
+class _Plan(NamedTuple):
+    """Numbers of steps and particles, and what they promise."""
+
+    num_steps: int
+    num_particles: int
+    error: float
+    cost: float
+
+
+class Tuner:
+    """
+    Finds the settings of an estimator's chains. One for each estimator, since it keeps compiled programs.
+
+    :param run_fn: runs particles: key, problem, settings and their number to log weights.
+    """
+
+    def __init__(self, run_fn: Callable[[jax.Array, Problem, Settings, int], np.ndarray]) -> None:
+        self._run_fn = run_fn
+        self._draws = jax.jit(_draws, static_argnums=2)
+        self._density = jax.jit(log_joint_and_gradient)
+        self._curvature = jax.jit(curvature_at)
+        self._variational = jax.jit(variational_fit, static_argnames="num_iterations")
+        self._population = jax.jit(start_population, static_argnums=2)
+        self._move = jax.jit(move_population)
+
+    def tune(self, rng_key: jax.Array, problem: Problem, goal: Goal) -> Settings:
+        """
+        Returns settings for a goal.
+
+        :param rng_key: a JAX random key.
+        :param problem: what is to be integrated, from its own start.
+        :param goal: what the settings are for.
+        """
+        fit_key, pilot_key, trial_key, plan_key = random.split(rng_key, 4)
+        fit, spent = self._fit(fit_key, problem, goal) if goal.is_start_free else (None, 0.0)
+        error = math.inf
+        if fit is not None and not goal.num_steps:
+            num_particles, error = _plan_particles(fit.quality.score, 0.5, goal, spent)
+            is_good = error <= goal.target_error and fit.quality.khat < _KHAT_LIMIT
+            if is_good or goal.num_steps == 0:
+                return _without_steps(fit, num_particles, spent)
+        started, mixture = problem, None
+        if fit is not None and fit.quality.khat < _START_KHAT_LIMIT:
+            started, mixture = with_fit(problem, fit.mixture), fit.mixture
+        path, cost = self._pilot(pilot_key, started, goal, spent)
+        trial, trial_cost = self._search(trial_key, started, path)
+        spent += cost + trial_cost
+        plan = _Plan(goal.num_steps or 0, goal.num_particles or DEFAULT_NUM_PARTICLES, 0.0, 0.0)
+        if goal.num_steps is None:
+            plan, plan_cost = self._plan(plan_key, started, path, trial, goal, spent)
+            spent += plan_cost
+            if fit is not None and error < plan.error:
+                num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
+                return _without_steps(fit, num_particles, spent)
+        settings = anneal(path, plan.num_steps, trial.step_size, damping_of(trial.step_size))
+        return settings._replace(
+            start=mixture,
+            num_particles=plan.num_particles,
+            num_gradients=math.ceil(spent),
+        )
+
+    def _fit(self, rng_key: jax.Array, problem: Problem, goal: Goal) -> tuple[_Fit | None, float]:
+        """The best start that a part of the budget could find, and what it has cost."""
+        keys = iter(random.split(rng_key, 16))
+        most = _FIT_SHARE * goal.budget
+        draws = np.asarray(self._draws(next(keys), problem, _NUM_BASE_DRAWS), np.float64)
+        draws = draws[np.all(np.isfinite(draws), axis=1)]
+        are_finite = len(draws) == _NUM_BASE_DRAWS
+        order = coordinate_order(problem)
+        num_dims = len(order)
+        if 4 * num_dims > most:
+            return None, 0.0
+        center, spread = np.zeros(num_dims), np.ones(num_dims)
+        if len(draws) >= _NUM_BASE_DRAWS // 2:
+            center, spread = np.median(draws, axis=0), start_spread(draws)
+        starts = _search_starts(next(keys), draws, num_dims, most)
+
+        def density_fn(position: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self._density(problem, jnp.asarray(position, float))
+            return float(value), np.asarray(gradient, np.float64)
+
+        def curvature_fn(position: np.ndarray) -> np.ndarray:
+            return np.asarray(self._curvature(problem, jnp.asarray(position, float)))
+
+        modes = find_modes(density_fn, starts, center, spread, int(most / 2))
+        spent = float(modes.num_evaluations)
+        if not len(modes.positions):
+            return None, spent
+        mixture, num_hessians = laplace_mixture(modes, density_fn, curvature_fn, order)
+        spent += num_hessians * num_dims
+
+        def test(mixture: Mixture) -> _Fit:
+            nonlocal spent
+            spent += _NUM_TESTS / 2
+            mixture = mixture._replace(base_share=BASE_SHARE if are_finite else 0.0)
+            log_weights = self._run_fn(
+                next(keys), with_fit(problem, mixture), no_steps(), _NUM_TESTS
+            )
+            return _Fit(mixture, _quality(log_weights))
+
+        def is_worth(best: _Fit, num_iterations: int) -> bool:
+            """Whether a better fit may save more than it costs."""
+            cost = num_iterations * VARIATIONAL_DRAWS
+            needed = 0.5 * _SAFETY * best.quality.score / goal.target_error**2
+            return needed > 1.5 * cost and spent + cost < most
+
+        def variational(component: Component, num_iterations: int, rate: float) -> _Fit:
+            nonlocal spent
+            spent += num_iterations * VARIATIONAL_DRAWS
+            component, _ = self._variational(
+                next(keys),
+                problem,
+                component,
+                order,
+                num_iterations=num_iterations,
+                learning_rate=rate,
+            )
+            return test(_single(component, order))
+
+        best = test(mixture)
+        if mixture.num_modes > 1:  # a fit around one of them would look good, and miss the others
+            return best, spent
+        gaussian = _component(best)
+        begins = [gaussian]
+        if is_worth(best, _GAUSSIAN_ITERATIONS):
+            fits = [variational(gaussian, _GAUSSIAN_ITERATIONS, _GAUSSIAN_RATE)]
+            # The mode of a funnel is far from its mass: begin at the middle of the start as well.
+            if fits[0].quality.khat > _KHAT_LIMIT and is_worth(fits[0], _GAUSSIAN_ITERATIONS):
+                broad = _broad(center[order], spread[order], gaussian)
+                fits.append(variational(broad, _GAUSSIAN_ITERATIONS, _GAUSSIAN_RATE))
+            fits.sort(key=lambda fit: fit.quality.score)
+            begins = [_component(fit) for fit in fits]
+            best = min([best, *fits], key=lambda fit: fit.quality.score)
+        for begin in begins:
+            if is_worth(best, _SHAPED_ITERATIONS):
+                shaped = variational(_with_shape(begin), _SHAPED_ITERATIONS, _SHAPED_RATE)
+                best = min([best, shaped], key=lambda fit: fit.quality.score)
+        if len(begins) == 1 and begins[0] is gaussian:
+            return best, spent
+        # A variational fit may leave out where the density is highest, and its own draws would not show it.
+        return test(_supported(_component(best), [gaussian, *begins], order)), spent
+
+    def _pilot(
+        self, rng_key: jax.Array, problem: Problem, goal: Goal, spent: float
+    ) -> tuple[PilotPath, float]:
+        start_key, pilot_key = random.split(rng_key)
+        num_particles = int(np.clip(72 * goal.budget / 1e5, 48, 512))
+        population = self._population(start_key, problem, num_particles)
+        num_dims = population.positions.shape[-1]
+        path = run_pilot(
+            pilot_key,
+            population,
+            lambda key, *args: self._move(key, problem, *args),
+            int(max(_PILOT_SHARE * goal.budget, 0.5 * (goal.budget - spent))),
+            is_dense=num_dims <= min(_MAX_DENSE_PILOT_DIMS, num_particles // 8),
+        )
+        return path, path.num_gradients
+
+    def _search(
+        self, rng_key: jax.Array, problem: Problem, path: PilotPath
+    ) -> tuple[_Trial, float]:
+        """The step size with the best bound in short runs with the same randomness."""
+        best, cost = _Trial(_STEP_SIZES[-1], np.array([-np.inf])), 0.0
+        for step_size in _STEP_SIZES:
+            settings = anneal(path, _NUM_TRIAL_STEPS, step_size, damping_of(step_size))
+            log_weights = self._run_fn(rng_key, problem, settings, _NUM_TRIAL_PARTICLES)
+            cost += _NUM_TRIAL_PARTICLES * (_NUM_TRIAL_STEPS + 0.5)
+            trial = _Trial(step_size, log_weights)
+            if trial.bound > best.bound:
+                best = trial
+            elif np.isfinite(best.bound):
+                break
+        return best, cost
+
+    def _plan(
+        self,
+        rng_key: jax.Array,
+        problem: Problem,
+        path: PilotPath,
+        trial: _Trial,
+        goal: Goal,
+        spent: float,
+    ) -> tuple[_Plan, float]:
+        """Numbers of steps and particles, from a longer trial; the variance of log weights falls as 1/K."""
+        wanted = _NUM_TRIAL_STEPS * trial.log_variance
+        affordable = 0.1 * max(goal.budget - spent, 0.0) / _NUM_PLAN_PARTICLES
+        num_steps = _power_of_two(min(max(wanted, 8.0), max(affordable, 8.0)))
+        settings = anneal(path, num_steps, trial.step_size, damping_of(trial.step_size))
+        log_weights = self._run_fn(rng_key, problem, settings, _NUM_PLAN_PARTICLES)
+        cost = _NUM_PLAN_PARTICLES * (num_steps + 0.5)
+        scale = num_steps * _Trial(trial.step_size, log_weights).log_variance
+        plans = []
+        for exponent in range(3, 15):
+            steps = 2**exponent
+            variance = math.expm1(min(scale / steps, 500.0))
+            num_particles, error = _plan_particles(variance, steps + 0.5, goal, spent + cost)
+            plans.append(_Plan(steps, num_particles, error, num_particles * (steps + 0.5)))
+        affordable_plans = [
+            plan
+            for plan in plans
+            if spent + cost + plan.cost <= goal.budget and plan.num_particles >= _FEWEST_PARTICLES
+        ] or plans[:1]
+        good = [plan for plan in affordable_plans if plan.error <= goal.target_error]
+        if good:
+            return min(good, key=lambda plan: plan.cost), cost
+        return min(affordable_plans, key=lambda plan: plan.error), cost
+
+
+def with_fit(problem: Problem, mixture: Mixture | None) -> Problem:
+    """
+    Returns the problem with a fitted start, if there is one.
+
+    :param problem: the problem, with the start that the fit replaces.
+    :param mixture: what was fitted.
+    """
+    if mixture is None:
+        return problem
+    return problem.replace(start=FittedStart(mixture, problem.base_start))
+
+
+def no_steps() -> Settings:
+    """Returns the settings of importance sampling."""
+    return make_settings(np.zeros(0), 1.0, 0.0)
+
+
+def _draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> jax.Array:
+    return jax.vmap(make_target(problem).sample_fn)(random.split(rng_key, num_draws))
+
+
+def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int, most: float) -> np.ndarray:
+    """Where searches for modes begin: as NumPyro's own, in the cube from -2 to 2, and at draws of the start."""
+    num_starts = int(np.clip(most / 1000, 4, _NUM_STARTS if num_dims <= 200 else 4))
+    cube = np.asarray(random.uniform(rng_key, (num_starts, num_dims), minval=-2.0, maxval=2.0))
+    num_draws = min(len(draws), num_starts // 2)
+    return np.concatenate([cube[: num_starts - num_draws], draws[:num_draws]]).astype(np.float64)
+
+
+def _component(fit: _Fit) -> Component:
+    return jax.tree.map(lambda x: x[0], fit.mixture.components)
+
+
+def _supported(best: Component, others: list[Component], order: np.ndarray) -> Mixture:
+    """The best fit, with a share for the others."""
+    others = [other for other in others if not np.array_equal(other.loc, best.loc)]
+    if best.shape is not None:
+        others = [_with_shape(other) for other in others]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), best, *others)
+    shares = np.array([1 - _OTHERS_SHARE, *[_OTHERS_SHARE / len(others)] * len(others)])
+    return Mixture(jnp.asarray(order), stacked, jnp.asarray(np.log(shares), float))
+
+
+def _single(component: Component, order: np.ndarray) -> Mixture:
+    return Mixture(jnp.asarray(order), jax.tree.map(lambda x: x[None], component), jnp.zeros(1))
+
+
+def _broad(center: np.ndarray, spread: np.ndarray, like: Component) -> Component:
+    """A narrow start at the middle of the prior; or at zero, as NumPyro's, where that is vague."""
+    center = np.where(spread < 10.0, center, 0.0)
+    component = gaussian_component(center, np.minimum(spread, 0.3) ** 2)
+    return component._replace(coupling=jax.tree.map(jnp.zeros_like, like.coupling))
+
+
+def _with_shape(component: Component) -> Component:
+    shape = jnp.zeros((2, component.loc.size))
+    return component._replace(slopes=jax.tree.map(jnp.zeros_like, component.coupling), shape=shape)
+
+
+def _quality(log_weights: np.ndarray) -> _Quality:
+    finite = log_weights[np.isfinite(log_weights)]
+    if len(finite) < len(log_weights) / 2:
+        return _Quality(math.inf, math.inf)
+    if np.ptp(finite) < 1e-3:
+        return _Quality(float(np.var(finite)), 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        khat = float(_psis_khat(np.where(np.isfinite(log_weights), log_weights, finite.min())))
+    return _Quality(_relative_variance(log_weights), khat)
+
+
+def _relative_variance(log_weights: np.ndarray) -> float:
+    weights = np.exp(log_weights - np.max(log_weights))
+    return float(np.var(weights) / np.mean(weights) ** 2)
+
+
+def _plan_particles(
+    variance: float, cost_per_particle: float, goal: Goal, spent: float
+) -> tuple[int, float]:
+    """The number of particles for the wanted error, or as many as the budget allows, and their error."""
+    variance = max(_SAFETY * variance, 1e-12)
+    affordable = max(int((goal.budget - spent) / cost_per_particle), 1)
+    wanted = math.ceil(variance / goal.target_error**2)
+    wanted = min(max(wanted, _MIN_PARTICLES), _MAX_PARTICLES)
+    num_particles = min(_round_up(wanted), affordable)
+    if goal.num_particles is not None:
+        num_particles = goal.num_particles
+    return num_particles, math.sqrt(variance / num_particles)
+
+
+def _without_steps(fit: _Fit, num_particles: int, spent: float) -> Settings:
+    return no_steps()._replace(
+        start=fit.mixture, num_particles=num_particles, num_gradients=math.ceil(spent)
+    )
+
+
+def _round_up(number: int) -> int:
+    """A number of particles for which a compiled program is likely to be there already."""
+    if number > _BLOCK:
+        return -(-number // _BLOCK) * _BLOCK
+    unit = max(2 ** (number.bit_length() - 3), 1)
+    return -(-number // unit) * unit
+
+
+def _power_of_two(value: float) -> int:
+    return 2 ** math.floor(math.log2(value))

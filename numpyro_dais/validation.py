@@ -3,6 +3,7 @@
 
 """Checks of what a user hands to an estimator: the rule, the value, the remedy."""
 
+import math
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from numpyro_dais.settings import Settings
 
 __all__ = [
     "check_count",
+    "check_goal",
     "check_key",
     "check_only_settings",
     "check_what",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 DEFAULT_NUM_STEPS = 256
+MIN_BUDGET = 2_000  # gradients: a shorter pilot run sees nothing
 
 
 def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any) -> None:
@@ -39,9 +42,9 @@ def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any
     if guide is not None and not isinstance(start, str):
         raise ValueError("Give either guide= or start=, and not both.")
     is_dict = isinstance(start, dict) and all(isinstance(fn, Distribution) for fn in start.values())
-    if not (is_dict or isinstance(start, Distribution) or start == "prior"):
+    if not (is_dict or isinstance(start, Distribution) or start in ("auto", "prior")):
         raise ValueError(
-            f"start must be 'prior', a distribution, or a dict of distributions by site; got {start!r}."
+            f"start must be 'auto', 'prior', a distribution, or a dict of distributions by site; got {start!r}."
         )
     if potential_fn is None:
         return
@@ -59,6 +62,19 @@ def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any
                 f"A start for potential_fn= must have all reals as its support; a {type(fn).__name__} has "
                 f"{support}. Change variables, or write a NumPyro model, where this is done for you."
             )
+
+
+def check_goal(target_error: Any, budget: Any, is_complete: bool) -> None:
+    """Raises an error unless these can be a wanted error and a number of gradients, for a self-tuned run."""
+    if is_complete and (target_error is not None or budget is not None):
+        raise ValueError(
+            "target_error= and budget= are for self-tuned runs; step_size= or settings= leave nothing to tune. "
+            "Give num_steps= and num_particles= instead."
+        )
+    if target_error is not None and not (math.isfinite(target_error) and target_error > 0):
+        raise ValueError(f"target_error must be positive, in nats; got {target_error}.")
+    if budget is not None:
+        check_count("budget", budget, MIN_BUDGET)
 
 
 def check_count(name: str, value: Any, least: int) -> None:

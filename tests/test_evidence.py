@@ -119,6 +119,17 @@ def test_nothing_is_nan_when_every_weight_is_zero():
         evidence.samples()
 
 
+def test_reading_the_numbers_compiles_nothing(caplog):
+    """Of a shape that nothing else has compiled for."""
+    evidence = make_evidence(np.sin(np.arange(37.0)))
+    with jax.log_compiles():
+        repr(evidence)
+        assert int(evidence.num_nonfinite) == 0
+        assert not [record for record in caplog.records if "Compiling" in record.getMessage()]
+        jax.jit(lambda x: x + 1)(evidence.log_weights)
+    assert [record for record in caplog.records if "Compiling" in record.getMessage()]
+
+
 def test_print_is_for_a_person(evidence):
     lines = repr(evidence).splitlines()
     assert lines[0].startswith(f"DAIS: log evidence {float(evidence):.2f}"[:-1])
@@ -132,7 +143,7 @@ def test_a_warning_is_raised_once_and_says_the_same():
         x = numpyro.sample("x", dist.Normal(0.0, 10.0))
         numpyro.sample("y", dist.Normal(x, 0.01), obs=25.0)
 
-    estimator = DAIS(model, num_steps=0, num_particles=50)
+    estimator = DAIS(model, num_steps=0, num_particles=50, start="prior")
     with pytest.warns(UserWarning, match="effective sample size") as record:
         evidence = estimator.log_evidence()
     assert len(record) == 1

@@ -21,6 +21,16 @@ SCRIPTS = {
         ["--num-particles", "32", "--headline-steps", "100", "--num-steps", "10", "20"],
         ["Exact log evidence: -14204.894", "standard errors", "curvature step, damping 0"],
     ),
+    "convergence_study.py": (
+        ["--quick"],
+        [
+            "12 of 12 dots lie within 4 standard errors",
+            "full refreshment                    1/4   -0.519   -0.500",
+            "mini-batches of 100 rows            1/4   +0.467   +0.500",
+            "constant along the chain",
+            "floor",
+        ],
+    ),
     "davi_autoguide.py": (
         ["--num-dims", "3", "--sizes", "2", "--num-iterations", "20", "--sandwich-steps", "2"],
         ["Log evidence", "ELBO", "IWAE", "DAVI"],

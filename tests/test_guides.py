@@ -4,6 +4,7 @@
 """Chains that start at a guide or at given distributions: their draws, densities and errors."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -78,12 +79,13 @@ def amortised(y):
 
 def _perturbed(name: str, value: Any) -> Any:
     """Another value of a guide's parameter, without symmetries and inside its constraint."""
-    pattern = jnp.sin(1.0 + jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
+    value = np.asarray(value)
+    pattern = np.sin(1 + np.arange(value.size, dtype=value.dtype)).reshape(value.shape)
     if name.endswith("scale_tril"):
-        return value + jnp.tril(0.12 * pattern)
+        return jnp.asarray(value + np.tril(0.12 * pattern))
     if name.endswith("scale"):
-        return value * (1 + 0.2 * pattern)
-    return value + 0.1 * pattern
+        return jnp.asarray(value * (1 + 0.2 * pattern))
+    return jnp.asarray(value + 0.1 * pattern)
 
 
 def init_guide(guide: Callable, fn: Callable, args: tuple = ()) -> dict:
@@ -110,7 +112,7 @@ def _list_guide(*kinds: tuple[Callable, list[str]]) -> autoguide.AutoGuideList:
 
 
 class GuideCase(NamedTuple):
-    """A guide of the model, made anew for each test."""
+    """A guide of the model."""
 
     make: Callable[[], Callable]
     model: Callable = model
@@ -153,6 +155,14 @@ GUIDES = {
 FLOWS = ("AutoIAFNormal", "AutoBNAFNormal")
 
 
+@cache
+def initialised(name: str) -> tuple[Callable, dict]:
+    """A guide that has seen its model, and parameters for it."""
+    case = GUIDES[name]
+    guide = case.make()
+    return guide, init_guide(guide, case.model, case.args)
+
+
 def latent_sites(fn: Callable, args: tuple) -> dict:
     trace = handlers.trace(handlers.seed(fn, random.key(0))).get_trace(*args)
     return {
@@ -188,20 +198,24 @@ def log_guide_density(guide: Any, params: dict, args: tuple, values: dict, posit
 
 def test_laplace_is_gaussian_at_the_mode():
     """The Laplace start is the normal with the Hessian of NumPyro's potential as precision."""
-    guide = GUIDES["AutoLaplaceApproximation"].make()
-    params = init_guide(guide, model)
+    guide, params = initialised("AutoLaplaceApproximation")
     loc = params["auto_loc"]
-    target = make_target(Problem(model, guide=guide, guide_params=params))
 
     def potential(latent):
         return potential_energy(model, (), {}, guide._unpack_latent(latent))
 
-    precision = np.asarray(jax.jit(jax.hessian(potential))(loc), float)
-    latent = loc + 0.3 * jnp.cos(jnp.arange(4.0))
-    values = guide._unpack_latent(latent)
-    u = jnp.concatenate([jnp.ravel(values[name]) for name in ("mu", "p", "rate")])
-    expected = stats.multivariate_normal.logpdf(latent, loc, np.linalg.inv(precision))
-    np.testing.assert_allclose(target.log_densities_fn(u).log_start, expected, rtol=1e-4)
+    @jax.jit
+    def both(latent):
+        target = make_target(Problem(model, guide=guide, guide_params=params))
+        values = guide._unpack_latent(latent)
+        u = jnp.concatenate([jnp.ravel(values[name]) for name in ("mu", "p", "rate")])
+        return target.log_densities_fn(u).log_start, jax.hessian(potential)(loc)
+
+    latent = np.asarray(loc) + 0.3 * np.cos(np.arange(4, dtype=np.float32))
+    log_start, precision = both(latent)
+    covariance = np.linalg.inv(np.asarray(precision, float))
+    expected = stats.multivariate_normal.logpdf(latent, loc, covariance)
+    np.testing.assert_allclose(log_start, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -210,30 +224,39 @@ def test_laplace_is_gaussian_at_the_mode():
 def test_log_start_is_the_guides_density(name):
     """Log start is NumPyro's guide density times the Jacobian; with log ratio it is the joint."""
     case = GUIDES[name]
-    guide = case.make()
-    params = init_guide(guide, case.model, case.args)
-    target = make_target(Problem(case.model, guide=guide, guide_params=params, args=case.args))
-    u = target.sample_fn(random.key(1))
-    values = target.constrain_fn(u)
-    position, log_det = unconstrained(case.model, case.args, values)
-    log_start, log_ratio = target.log_densities_fn(u)
-    expected = log_guide_density(guide, params, case.args, values, position) + log_det
+    guide, params = initialised(name)
+
+    @jax.jit
+    def both(rng_key):
+        problem = Problem(case.model, guide=guide, guide_params=params, args=case.args)
+        target = make_target(problem)
+        u = target.sample_fn(rng_key)
+        values = target.constrain_fn(u)
+        position, log_det = unconstrained(case.model, case.args, values)
+        expected = log_guide_density(guide, params, case.args, values, position) + log_det
+        joint = -potential_energy(case.model, case.args, {}, position)
+        return target.log_densities_fn(u), expected, joint
+
+    (log_start, log_ratio), expected, joint = both(random.key(1))
     np.testing.assert_allclose(log_start, expected, rtol=1e-4, atol=1e-4)
-    joint = -potential_energy(case.model, case.args, {}, position)
     np.testing.assert_allclose(log_start + log_ratio, joint, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FLOWS)
 def test_flows_run_in_noise_space(name):
     """The start is standard normal; the target is the joint, pulled back through the flow."""
-    guide = GUIDES[name].make()
-    params = init_guide(guide, model)
-    target = make_target(Problem(model, guide=guide, guide_params=params))
-    noise = jnp.array([0.3, -1.1, 0.8, 0.2])
-    flow = guide.get_transform(params)
-    log_det = np.linalg.slogdet(jax.jacfwd(flow)(noise))[1]
-    joint = -potential_energy(model, (), {}, guide._unpack_latent(flow(noise)))
-    log_start, log_ratio = target.log_densities_fn(noise)
+    guide, params = initialised(name)
+    noise = np.array([0.3, -1.1, 0.8, 0.2], np.float32)
+
+    @jax.jit
+    def both(noise):
+        target = make_target(Problem(model, guide=guide, guide_params=params))
+        flow = guide.get_transform(params)
+        joint = -potential_energy(model, (), {}, guide._unpack_latent(flow(noise)))
+        return target.log_densities_fn(noise), joint, jax.jacfwd(flow)(noise)
+
+    (log_start, log_ratio), joint, jacobian = both(noise)
+    log_det = np.linalg.slogdet(jacobian)[1]
     np.testing.assert_allclose(log_start, stats.norm.logpdf(noise).sum(), rtol=1e-5)
     np.testing.assert_allclose(log_start + log_ratio, joint + log_det, rtol=1e-4)
 
@@ -245,8 +268,7 @@ def test_guide_start(name):
     and weights are unbiased.
     """
     case = GUIDES[name]
-    guide = case.make()
-    params = init_guide(guide, case.model, case.args)
+    guide, params = initialised(name)
     dais = DAIS(
         case.model,
         num_steps=8,
@@ -264,21 +286,28 @@ def test_guide_start(name):
     assert abs(weights.mean() - 1) < 5 * weights.std() / np.sqrt(NUM_PARTICLES)
 
     num_draws = 4000
-    target = make_target(evidence.problem)
-    draw_fn = jax.jit(jax.vmap(lambda key: target.constrain_fn(target.sample_fn(key))))
-    draws = draw_fn(random.split(random.key(3), num_draws))
-    if isinstance(guide, autoguide.AutoGuide):
-        theirs = guide.sample_posterior(
-            random.key(4), params, *case.args, sample_shape=(num_draws,)
-        )
-    else:
-        predictive = Predictive(guide, params=params, num_samples=num_draws)
-        theirs = predictive(random.key(4), *case.args)
-    for site_name, site in latent_sites(case.model, case.args).items():
-        assert np.all(site["fn"].support(draws[site_name]))
-        assert draws[site_name].shape == theirs[site_name].shape
+
+    @jax.jit
+    def both(our_key, their_key):
+        target = make_target(evidence.problem)
+        keys = random.split(our_key, num_draws)
+        draws = jax.vmap(lambda key: target.constrain_fn(target.sample_fn(key)))(keys)
+        sites = latent_sites(case.model, case.args)
+        is_inside = {site: sites[site]["fn"].support(draws[site]) for site in sites}
+        if isinstance(guide, autoguide.AutoGuide):
+            shape = (num_draws,)
+            theirs = guide.sample_posterior(their_key, params, *case.args, sample_shape=shape)
+        else:
+            predictive = Predictive(guide, params=params, num_samples=num_draws)
+            theirs = predictive(their_key, *case.args)
+        return is_inside, draws, theirs
+
+    is_inside, draws, theirs = jax.tree.map(np.asarray, both(random.key(3), random.key(4)))
+    for site, is_site_inside in is_inside.items():
+        assert np.all(is_site_inside)
+        assert draws[site].shape == theirs[site].shape
         for power in (1, 2):
-            ours, other = draws[site_name] ** power, theirs[site_name] ** power
+            ours, other = draws[site] ** power, theirs[site] ** power
             error = np.sqrt((ours.var(0) + other.var(0)) / num_draws)
             assert np.all(np.abs(ours.mean(0) - other.mean(0)) < 5 * error)
 
@@ -372,17 +401,22 @@ def test_draws_and_density_share_their_scale(name):
     def one_site():
         numpyro.sample("x", prior)
 
-    target = make_target(Problem(one_site, guide=guide))
-    u = target.sample_fn(random.key(6))
-    transform = dist.biject_to(prior.support)
-    trace = handlers.trace(handlers.seed(guide, random.key(7))).get_trace()
-    x = transform(u[0])
-    expected = trace["x"]["fn"].log_prob(x) + transform.log_abs_det_jacobian(u[0], x)
-    np.testing.assert_allclose(target.log_densities_fn(u).log_start, expected, rtol=1e-4)
-    draws = jax.vmap(target.constrain_fn)(
-        jax.vmap(target.sample_fn)(random.split(random.key(8), 2000))
-    )["x"]
-    others = trace["x"]["fn"].sample(random.key(9), (2000,))
+    @jax.jit
+    def both(density_key, our_key, their_key):
+        target = make_target(Problem(one_site, guide=guide))
+        u = target.sample_fn(density_key)
+        transform = dist.biject_to(prior.support)
+        trace = handlers.trace(handlers.seed(guide, random.key(7))).get_trace()
+        x = transform(u[0])
+        expected = trace["x"]["fn"].log_prob(x) + transform.log_abs_det_jacobian(u[0], x)
+        draws = jax.vmap(lambda key: target.constrain_fn(target.sample_fn(key))["x"])
+        others = trace["x"]["fn"].sample(their_key, (2000,))
+        log_start = target.log_densities_fn(u).log_start
+        return log_start, expected, draws(random.split(our_key, 2000)), others
+
+    keys = (random.key(seed) for seed in (6, 8, 9))
+    log_start, expected, draws, others = both(*keys)
+    np.testing.assert_allclose(log_start, expected, rtol=1e-4)
     assert stats.ks_2samp(draws, others).pvalue > 1e-3
 
 
@@ -395,24 +429,26 @@ def test_lkj_guide():
     def guide():
         numpyro.sample("chol", dist.LKJCholesky(3, 2.5))
 
-    target = make_target(Problem(matrices, guide=guide))
-    u = target.sample_fn(random.key(1))
-    chol = target.constrain_fn(u)["chol"]
-    transform = dist.biject_to(dist.constraints.corr_cholesky)
-    log_det = transform.log_abs_det_jacobian(u, chol)
-    log_start, log_ratio = target.log_densities_fn(u)
-    expected = dist.LKJCholesky(3, 2.5).log_prob(chol)
+    @jax.jit
+    def both(rng_key):
+        target = make_target(Problem(matrices, guide=guide))
+        u = target.sample_fn(rng_key)
+        chol = target.constrain_fn(u)["chol"]
+        log_det = dist.biject_to(dist.constraints.corr_cholesky).log_abs_det_jacobian(u, chol)
+        log_probs = [dist.LKJCholesky(3, eta).log_prob(chol) for eta in (2.5, 1.5)]
+        return target.log_densities_fn(u), log_probs, log_det
+
+    (log_start, log_ratio), (expected, log_prior), log_det = both(random.key(1))
     np.testing.assert_allclose(log_start, expected + log_det, rtol=1e-4)
-    difference = dist.LKJCholesky(3, 1.5).log_prob(chol) - expected
+    difference = log_prior - expected
     np.testing.assert_allclose(log_ratio, difference, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["AutoNormal", "AutoDiagonalNormal"])
 def test_guide_that_has_not_seen_the_model(name):
     """A guide made anew, with parameters from elsewhere, gives the same run; and stays usable."""
-    params = init_guide(LOCAL_GUIDES[name](), local_model, (Y_LOCAL,))
     seen, unseen = LOCAL_GUIDES[name](), LOCAL_GUIDES[name]()
-    init_guide(seen, local_model, (Y_LOCAL,))
+    params = init_guide(seen, local_model, (Y_LOCAL,))
     runs = [
         DAIS(
             local_model,
@@ -444,12 +480,18 @@ def test_float32_round_trip():
     }
     guide = autoguide.AutoNormal(edges)
     target = make_target(Problem(edges, guide=guide, guide_params=params))
-    u = jnp.array([12.0, 12.0, 20.0])
+
+    @jax.jit
+    def run(u, rng_key):
+        log_start = jax.value_and_grad(lambda u: target.log_densities_fn(u).log_start)(u)
+        return log_start, jax.vmap(target.sample_fn)(random.split(rng_key, 500))
+
+    u = np.array([12.0, 12.0, 20.0], np.float32)
+    (log_start, gradient), draws = run(u, random.key(0))
     expected = stats.norm.logpdf(u, [11.5, 12.2, 19.9], [0.8, 1.1, 0.1])
-    np.testing.assert_allclose(target.log_densities_fn(u).log_start, expected.sum(), rtol=1e-4)
-    gradient = jax.jit(jax.grad(lambda u: target.log_densities_fn(u).log_start))(u)
+    np.testing.assert_allclose(log_start, expected.sum(), rtol=1e-4)
     np.testing.assert_allclose(gradient, [-0.5 / 0.64, 0.2 / 1.21, -10.0], rtol=1e-3)
-    draws = jax.vmap(target.sample_fn)(random.split(random.key(0), 500))
+    draws = np.asarray(draws)
     assert np.all(np.isfinite(draws))
     assert abs(np.mean(draws[:, 2]) - 19.9) < 5 * 0.1 / np.sqrt(500)
 
@@ -472,11 +514,16 @@ def test_plate_with_a_guide(name):
     how: dict = {"start": guide}
     if callable(guide):
         how = {"guide": guide, "guide_params": init_guide(guide, local_model, (Y_LOCAL,))}
-    local = make_target(Problem(local_model, plate="data", args=(Y_LOCAL,), **how))
-    whole = make_target(Problem(local_model, args=(Y_LOCAL,), **how))
-    position = local.sample_fn(random.key(1))
-    assert position.shape == (4, 1)
-    ours, total = local.log_densities_fn(position), whole.log_densities_fn(position.ravel())
+
+    @jax.jit
+    def both(rng_key):
+        local = make_target(Problem(local_model, plate="data", args=(Y_LOCAL,), **how))
+        whole = make_target(Problem(local_model, args=(Y_LOCAL,), **how))
+        position = local.sample_fn(rng_key)
+        assert position.shape == (4, 1)
+        return local.log_densities_fn(position), whole.log_densities_fn(position.ravel())
+
+    ours, total = jax.tree.map(np.asarray, both(random.key(1)))
     assert ours.log_start.shape == (4,)
     np.testing.assert_allclose(ours.log_start.sum(), total.log_start, rtol=1e-5)
     np.testing.assert_allclose(ours.log_ratio.sum(), total.log_ratio, rtol=1e-4, atol=1e-4)
@@ -520,19 +567,24 @@ def test_start_distributions(name):
     """Distributions over sites' values, or over all unconstrained values as one vector."""
     fn, start = STARTS[name]
     args = (Y_LOCAL,) if fn is local_model else ()
-    target = make_target(Problem(fn, start=start, args=args))
-    u = target.sample_fn(random.key(1))
-    values = target.constrain_fn(u)
-    position, log_det = unconstrained(fn, args, values)
-    if name == "dict":
-        expected = log_det + sum(start[site].log_prob(values[site]) for site in start)
-    elif name == "single":
-        expected = log_det + start.log_prob(values["rate"]).sum()
-    else:
-        expected = jnp.sum(start.log_prob(u))
-    log_start, log_ratio = target.log_densities_fn(u)
+
+    @jax.jit
+    def both(rng_key):
+        target = make_target(Problem(fn, start=start, args=args))
+        u = target.sample_fn(rng_key)
+        values = target.constrain_fn(u)
+        position, log_det = unconstrained(fn, args, values)
+        if name == "dict":
+            expected = log_det + sum(start[site].log_prob(values[site]) for site in start)
+        elif name == "single":
+            expected = log_det + start.log_prob(values["rate"]).sum()
+        else:
+            expected = jnp.sum(start.log_prob(u))
+        joint = -potential_energy(fn, args, {}, position)
+        return target.log_densities_fn(u), expected, joint
+
+    (log_start, log_ratio), expected, joint = both(random.key(1))
     np.testing.assert_allclose(log_start, expected, rtol=1e-4, atol=1e-4)
-    joint = -potential_energy(fn, args, {}, position)
     np.testing.assert_allclose(log_start + log_ratio, joint, rtol=1e-4, atol=1e-4)
 
     dais = DAIS(fn, num_steps=8, step_size=0.15, num_particles=NUM_PARTICLES, start=start)

@@ -1,0 +1,137 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Surrogate dynamics: unbiased whatever the surrogate, exact where it is exact; and the mode it needs."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_dais import DAIS, HAIS, ImportanceSampling
+from numpyro_dais.laplace import check_mode, find_mode
+from numpyro_dais.surrogate import QuadraticSurrogate
+from tests import models
+from tests.test_minibatch import EXACT, TIMES, assert_unbiased, waiting
+
+REGRESSION = {"num_steps": 6, "step_size": 0.1, "num_particles": 8}
+
+
+def batched_regression(X, y, noise_scale=0.8):
+    w = numpyro.sample(
+        "w", dist.Normal(models.PRIOR_MEAN, 1 / jnp.sqrt(models.PRIOR_PRECISION)).to_event(1)
+    )
+    with numpyro.plate("rows", len(y), subsample_size=7) as index:
+        numpyro.sample("y", dist.Normal(X[index] @ w, noise_scale), obs=y[index])
+
+
+@pytest.mark.filterwarnings("ignore:The effective sample size")
+def test_exact_for_linear_regression(regression_data, x64):
+    """A quadratic likelihood is its own expansion: weights and gradients are those of the exact chain."""
+    X, y = (jnp.asarray(values) for values in regression_data)
+    exact = DAIS(models.regression, **REGRESSION)
+    expected = exact.log_evidence(random.key(1), X, y)
+    estimator = DAIS(batched_regression, surrogate="quadratic", **REGRESSION)
+    evidence = estimator.log_evidence(random.key(1), X, y)
+    np.testing.assert_allclose(evidence.log_weights, expected.log_weights, rtol=1e-10)
+    surrogate = estimator.fit_surrogate(X, y)
+    np.testing.assert_allclose(surrogate.hessian, -X.T @ X / 0.8**2, rtol=1e-10)
+    # The fit, and the density at the end of each chain.
+    assert evidence.num_gradients == 8 + int(surrogate.num_gradients)
+    assert surrogate.num_gradients <= 4 * 5
+
+    def bound(y, **kwargs):
+        estimator = DAIS(batched_regression, surrogate=surrogate, **REGRESSION, **kwargs)
+        return estimator.log_evidence(random.key(1), X, y).lower_bound
+
+    value, gradient = jax.jit(jax.value_and_grad(bound))(y)
+    np.testing.assert_allclose(value, expected.lower_bound, rtol=1e-10)
+    # The surrogate is a constant here: the data enter through the exact density at the end.
+    ends = evidence.positions @ X.T
+    np.testing.assert_allclose(gradient, np.mean(ends - y, axis=0) / 0.8**2, rtol=1e-8)
+
+    reversible = jax.value_and_grad(lambda y: bound(y, memory="reversible"))
+    value, other = reversible(y)
+    np.testing.assert_allclose(value, expected.lower_bound, rtol=1e-6)
+    np.testing.assert_allclose(other, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_unbiased_on_a_skewed_posterior():
+    """
+    Without a subsampled plate, self-tuned, the fit counted once; the expansion is around the mode of the
+    posterior of log(rate), at (n + 1) / (0.5 + sum(y)).
+    """
+    estimator = DAIS(waiting, surrogate="quadratic", num_steps=16, num_particles=5000)
+    evidence = estimator.log_evidence(random.key(0), TIMES, None)
+    assert_unbiased(evidence.log_weights, EXACT)
+    surrogate = estimator.fit_surrogate(TIMES, None)
+    rate = (len(TIMES) + 1) / (0.5 + TIMES.sum())
+    np.testing.assert_allclose(surrogate.center, [jnp.log(rate)], atol=1e-4)
+    np.testing.assert_allclose(surrogate.gradient, [len(TIMES) - rate * TIMES.sum()], atol=1e-3)
+    np.testing.assert_allclose(surrogate.hessian, [[-rate * TIMES.sum()]], rtol=1e-4)
+    assert evidence.num_gradients < 5000 + int(surrogate.num_gradients) + 16 * 30
+
+    wrong = surrogate._replace(center=surrogate.center + 0.4, hessian=surrogate.hessian / 2)
+    poor = DAIS(waiting, surrogate=wrong, num_steps=16, step_size=0.1, num_particles=5000)
+    assert_unbiased(poor.log_evidence(random.key(0), TIMES).log_weights, EXACT)
+
+
+def test_mode_of_a_difficult_density(x64):
+    """From a far start, where curvature has the wrong sign, to a maximum known in closed form."""
+
+    def log_density(u):
+        return -jnp.exp(u[0]) + 3 * u[0] - jnp.log1p((u[1] - u[0]) ** 2) - 50 * u[2] ** 4 + u[2]
+
+    mode = find_mode(log_density, jnp.array([-6.0, 40.0, 2.0]))
+    assert mode.is_found
+    expected = [np.log(3), np.log(3), 200 ** (-1 / 3)]
+    np.testing.assert_allclose(mode.position, expected, rtol=1e-4)
+    np.testing.assert_allclose(mode.precision, -jax.hessian(log_density)(mode.position))
+    np.testing.assert_allclose(mode.cholesky @ mode.cholesky.T, mode.precision, atol=1e-12)
+    # A Hessian counts as three gradients: with one gradient and at least one trial, five an iteration.
+    assert 5 * 5 < mode.num_gradients < 60 * 5
+
+    slope = find_mode(lambda u: u[0] - jnp.sum(u[1:] ** 2), jnp.zeros(2))
+    assert not slope.is_found
+    with pytest.raises(ValueError, match=r"No mode was found in \d+ gradients: .*Try again\."):
+        check_mode(slope, "Try again.")
+
+
+def unbounded(y):
+    x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+    numpyro.factor("growth", x**2)
+
+
+BAD_ARGUMENTS = {
+    "kind": (DAIS, {"surrogate": "cubic"}, ValueError, "'quadratic', or .*got 'cubic'"),
+    "plate": (DAIS, {"plate": "rows"}, NotImplementedError, "surrogate= .* plate='rows'.*got both"),
+    "HAIS": (HAIS, {}, ValueError, "surrogate= has no meaning here: a Metropolis decision"),
+    "importance": (ImportanceSampling, {}, ValueError, "surrogate= has no meaning here"),
+}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "kwargs", "kind", "message"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS
+)
+def test_arguments_that_do_not_go_with_it(estimator, kwargs, kind, message):
+    with pytest.raises(kind, match=message):
+        estimator(waiting, **{"surrogate": "quadratic", **kwargs})
+
+
+def test_errors_of_the_fit():
+    estimator = DAIS(waiting, surrogate="quadratic", num_steps=2, step_size=0.1)
+    with pytest.raises(ValueError, match=r"fit_surrogate\(\*args\), and pass surrogate="):
+        jax.jit(lambda y: estimator.log_evidence(random.key(0), y).log_evidence)(TIMES)
+    with pytest.raises(ValueError, match="needs concrete arguments; call it outside jit"):
+        jax.jit(estimator.fit_surrogate)(TIMES)
+    with pytest.raises(NotImplementedError, match="certify simulates all the data"):
+        estimator.certify(random.key(0), TIMES)
+    with pytest.raises(ValueError, match=r"No mode was found.*A quadratic surrogate needs one"):
+        DAIS(unbounded, surrogate="quadratic", step_size=0.1).log_evidence(None, TIMES)
+    shape = QuadraticSurrogate(jnp.zeros(2), jnp.zeros(2), -jnp.eye(2))
+    with pytest.raises(ValueError, match=r"surrogate= is over 2 .* the model has 1"):
+        DAIS(waiting, surrogate=shape, num_steps=2, step_size=0.1).log_evidence(None, TIMES)
