@@ -78,8 +78,8 @@ def _potential(problem: Problem) -> Callable:
 
 
 def dais(target: Target, budget: float | None = None) -> RunFn:
-    """DAIS with nothing said but, if at all, the budget in gradients."""
-    kwargs: dict[str, Any] = {} if budget is None else {"budget": int(budget)}
+    """DAIS with nothing said; or with a budget in gradients, all of which it is to spend."""
+    kwargs: dict[str, Any] = {} if budget is None else {"budget": int(budget), "target_error": 1e-4}
     estimator = DAIS(**target.kwargs, **kwargs)
 
     def run(rng_key: jax.Array) -> Result:
