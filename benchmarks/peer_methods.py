@@ -78,8 +78,8 @@ def _potential(problem: Problem) -> Callable:
 
 
 def dais(target: Target, budget: float | None = None) -> RunFn:
-    """DAIS with nothing said but, if at all, the budget in gradients."""
-    kwargs: dict[str, Any] = {} if budget is None else {"budget": int(budget)}
+    """DAIS with nothing said; or with a budget in gradients, all of which it is to spend."""
+    kwargs: dict[str, Any] = {} if budget is None else {"budget": int(budget), "target_error": 1e-4}
     estimator = DAIS(**target.kwargs, **kwargs)
 
     def run(rng_key: jax.Array) -> Result:
@@ -100,7 +100,8 @@ def dais(target: Target, budget: float | None = None) -> RunFn:
 def hais(target: Target, num_steps: int = 500, num_particles: int = 200) -> RunFn:
     """HAIS from the prior, its step sizes adapted in a pilot run, with temperatures (k/K)^4."""
     kwargs = {"num_steps": num_steps, "num_particles": num_particles, "schedule": power}
-    estimator = HAIS(**target.kwargs, **kwargs, chunk_size=min(CHUNK, num_particles))
+    what = {"start": "prior", **target.kwargs}
+    estimator = HAIS(**what, **kwargs, chunk_size=min(CHUNK, num_particles))
 
     def run(rng_key: jax.Array) -> Result:
         with warnings.catch_warnings():

@@ -40,6 +40,7 @@ class Summary(NamedTuple):
     first_seconds: float
     coverage: float | None
     warned: float | None
+    num_failed: int
 
     @property
     def kind(self) -> str:
@@ -47,6 +48,8 @@ class Summary(NamedTuple):
 
     def rmse_at(self, cost: float) -> float:
         """What the RMSE would be at another cost."""
+        if not np.isfinite(self.rmse):
+            return self.rmse
         if self.cost < cost and self.coverage is not None and self.coverage < 0.5:
             return self.rmse
         bias_squared = max(self.bias**2 - self.variance / self.num_seeds, 0.0)
@@ -75,7 +78,8 @@ def summarise(rows: list[dict], target: Target) -> list[Summary]:
 
 def _summarise(method: str, rows: list[dict], target: Target) -> Summary:
     errors = np.array([row["log_evidence"] for row in rows], np.float64) - target.log_evidence
-    errors = np.nan_to_num(errors, nan=np.inf, posinf=np.inf, neginf=np.inf)
+    errors = np.where(np.isfinite(errors), errors, np.inf)  # a failure
+    num_failed = int(np.sum(np.isinf(errors)))
     indices = np.random.default_rng(0).integers(len(errors), size=(2000, len(errors)))
     roots = np.sqrt(np.mean(errors[indices] ** 2, axis=1))
     bars = [row["standard_error"] for row in rows]
@@ -83,22 +87,27 @@ def _summarise(method: str, rows: list[dict], target: Target) -> Summary:
     coverage = None
     if None not in bars:
         coverage = np.mean(np.abs(errors) <= 2 * np.hypot(bars, target.error))
-    is_finite = bool(np.all(np.isfinite(errors)))
     first = [row["first_seconds"] for row in rows if row["first_seconds"] is not None]
     return Summary(
         method,
         len(rows),
         float(np.sqrt(np.mean(errors**2))),
-        (float(np.quantile(roots, 0.025, method="lower")), float(np.quantile(roots, 0.975))),
+        _interval(roots),
         float(np.median(np.abs(errors))),
         float(np.mean(errors)),
-        float(np.var(errors)) if is_finite else np.inf,
+        np.inf if num_failed else float(np.var(errors)),
         float(np.mean([cost(row) for row in rows])),
         float(np.median([row["seconds"] for row in rows])),
         float(np.median(first)) if first else np.nan,
         None if coverage is None else float(coverage),
         None if None in warned else float(np.mean(warned)),
+        num_failed,
     )
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, [0.025, 0.975], method="nearest")
+    return float(low), float(high)
 
 
 def _number(value: float) -> str:
@@ -111,10 +120,11 @@ def _share(value: float | None) -> str:
 
 def _cells(summary: Summary) -> list[str]:
     low, high = summary.interval
+    rmse = f"{_number(summary.rmse)} ({_number(low)} to {_number(high)})"
     return [
         label(summary.method),
         str(summary.num_seeds),
-        f"{_number(summary.rmse)} ({_number(low)} to {_number(high)})",
+        f"failed in {summary.num_failed}" if summary.num_failed else rmse,
         _number(summary.median),
         f"{summary.cost:,.0f}",
         f"{summary.seconds:.2f}",
