@@ -4,14 +4,13 @@
 """Settings improved by gradient ascent on the bound itself: what differentiability buys."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-from jax import lax, random
+from jax import random
 import jax.numpy as jnp
 
-from numpyro.optim import ClippedAdam
-
+from numpyro_dais.ascent import ascend
 from numpyro_dais.settings import Settings
 
 __all__ = ["NUM_ITERATIONS", "NUM_PARTICLES", "refine_settings"]
@@ -19,7 +18,6 @@ __all__ = ["NUM_ITERATIONS", "NUM_PARTICLES", "refine_settings"]
 NUM_ITERATIONS = 100
 NUM_PARTICLES = 8
 _LEARNING_RATE = 0.03
-_CLIP_NORM = 10.0
 
 # The log weights of particles: a key for each of them, and the settings of their chains.
 WeightsFn = Callable[[jax.Array, Settings], jax.Array]
@@ -64,24 +62,10 @@ def refine_settings(
             preconditioner=preconditioner,
         )
 
-    def loss_fn(params: _Params, key: jax.Array) -> jax.Array:
-        log_weights = weights_fn(random.split(key, NUM_PARTICLES), unpack(params))
-        return -jnp.mean(log_weights)
-
-    adam = ClippedAdam(
-        lambda step: _LEARNING_RATE * 0.5 * (1 + jnp.cos(jnp.pi * step / NUM_ITERATIONS)),
-        clip_norm=_CLIP_NORM,
-    )
-
-    def body(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        loss, gradient = jax.value_and_grad(loss_fn)(adam.get_params(state), key)
-        is_finite = jax.tree.reduce(
-            jnp.logical_and, jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), gradient)
-        )
-        gradient = jax.tree.map(lambda x: jnp.where(is_finite, x, 0.0), gradient)
-        return adam.update(gradient, state), -loss
+    def bound_fn(params: _Params, key: jax.Array) -> jax.Array:
+        return jnp.mean(weights_fn(random.split(key, NUM_PARTICLES), unpack(params)))
 
     zeros = jnp.zeros(settings.num_steps)
-    state = adam.init(_Params(zeros, zeros, jnp.zeros(num_dims)))
-    state, bounds = lax.scan(body, state, random.split(rng_key, NUM_ITERATIONS))
-    return unpack(adam.get_params(state)), bounds
+    begin = _Params(zeros, zeros, jnp.zeros(num_dims))
+    params, bounds = ascend(rng_key, bound_fn, begin, NUM_ITERATIONS, _LEARNING_RATE)
+    return unpack(params), bounds

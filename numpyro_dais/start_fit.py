@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import lax, random
@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from numpyro.optim import ClippedAdam
-
+from numpyro_dais.ascent import ascend
 from numpyro_dais.fitted_start import Component, Mixture, from_noise, to_noise
 from numpyro_dais.problem import Problem
 from numpyro_dais.target import make_target
@@ -37,7 +36,6 @@ VARIATIONAL_DRAWS = 16  # in one iteration
 _MAX_ITERATIONS = 200  # of a search for a mode
 _MAX_MODES = 8
 _NATS_BELOW = 10.0  # a mode whose share is smaller than exp of minus this does not count
-_CLIP_NORM = 10.0
 _VALLEY = 1.0  # nats
 
 # The log density at a position, and its gradient.
@@ -215,7 +213,7 @@ def variational_fit(
             slopes=None if slopes is None else slopes / math.sqrt(num_dims),
         )
 
-    def loss_fn(params: Component, key: jax.Array) -> jax.Array:
+    def bound_fn(params: Component, key: jax.Array) -> jax.Array:
         fitted = unpack(params)
         fixed = lax.stop_gradient(fitted)
 
@@ -226,27 +224,13 @@ def variational_fit(
             position = jnp.zeros_like(ordered).at[order].set(ordered)
             return log_joint(problem, position) - log_q
 
-        return -jnp.mean(jax.vmap(elbo)(random.normal(key, (VARIATIONAL_DRAWS, num_dims))))
-
-    def schedule(step: jax.Array) -> jax.Array:
-        return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_iterations))
-
-    adam = ClippedAdam(schedule, clip_norm=_CLIP_NORM)
-
-    def body(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        loss, gradient = jax.value_and_grad(loss_fn)(adam.get_params(state), key)
-        # One draw that overflows must not spoil the fit.
-        is_finite = jax.tree.reduce(
-            jnp.logical_and, jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), gradient)
-        )
-        gradient = jax.tree.map(lambda x: jnp.where(is_finite, x, 0.0), gradient)
-        return adam.update(gradient, state), -loss
+        return jnp.mean(jax.vmap(elbo)(random.normal(key, (VARIATIONAL_DRAWS, num_dims))))
 
     zeros = jnp.zeros_like(component.loc)
     slopes = None if component.slopes is None else component.slopes * math.sqrt(num_dims)
-    begin = adam.init(component._replace(loc=zeros, log_scale=zeros, slopes=slopes))
-    state, elbos = lax.scan(body, begin, random.split(rng_key, num_iterations))
-    return unpack(adam.get_params(state)), elbos
+    begin = component._replace(loc=zeros, log_scale=zeros, slopes=slopes)
+    params, elbos = ascend(rng_key, bound_fn, begin, num_iterations, learning_rate)
+    return unpack(params), elbos
 
 
 def _laplace(
