@@ -26,9 +26,9 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 import numpyro.distributions as dist
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDAIS
-from numpyro.infer.importance import _psis_khat
 
 from numpyro_dais import DAIS, HAIS
+from numpyro_dais.numpyro_internals import psis_khat
 from numpyro_dais.problem import Problem
 from numpyro_dais.schedule import power
 from numpyro_dais.target import make_target
@@ -369,7 +369,7 @@ def laplace_importance(
         error = float(np.std(np.exp(log_weights - log_evidence)) / np.sqrt(size))
         # A product with the Hessian costs about two gradients.
         num_gradients = found.njev + 2 * num_dims
-        is_heavy = _psis_khat(log_weights) > 0.7
+        is_heavy = psis_khat(log_weights) > 0.7
         return Result(log_evidence, error, bool(is_heavy), num_gradients, num_draws)
 
     return run
@@ -406,7 +406,7 @@ def autodais(
         # Reverse mode through a gradient costs about two more.
         num_gradients = num_steps * (3 * num_iterations + num_trajectories)
         num_densities = num_trajectories + 2 * num_iterations
-        is_heavy = _psis_khat(log_weights) > 0.7
+        is_heavy = psis_khat(log_weights) > 0.7
         return Result(log_evidence, error, bool(is_heavy), num_gradients, num_densities)
 
     return run

@@ -16,9 +16,10 @@ import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
-from numpyro.infer.util import _unconstrain_params, potential_energy
+from numpyro.infer.util import potential_energy
 
 from numpyro_dais.inspection import ModelStructure, Trace, is_imputed, plates_of, unmasked
+from numpyro_dais.numpyro_internals import log_det_site, site_of_log_det, unconstrain_params
 from numpyro_dais.problem import Problem
 
 __all__ = ["Layout", "ModelDensity", "make_layout", "total"]
@@ -103,7 +104,7 @@ class ModelDensity:
         self.structure = structure
         self.model = problem.prepared_model
         self.layout = make_layout(structure.prototype, structure.plate_axes)
-        self._log_det_names = {f"_{name}_log_det": name for name in structure.prototype}
+        self._log_det_names = {log_det_site(name): name for name in structure.prototype}
 
     def with_subsample(self, subsample: dict[str, jax.Array]) -> "ModelDensity":
         """Returns the density with other elements of the subsampled plates."""
@@ -111,7 +112,7 @@ class ModelDensity:
 
     def run(self, position: Position) -> Trace:
         """Returns the trace of the model at unconstrained values of its latent sites."""
-        model = _unconstrain_params(self.model, position)
+        model = unconstrain_params(self.model, position)
         if self.structure.discrete:
             model = handlers.seed(model, jax.random.key(0))
         return self._trace(model)
@@ -198,7 +199,7 @@ class ModelDensity:
 
     def log_det(self, trace: Trace, name: str) -> jax.Array:
         """Returns the log Jacobian of the map to the support of a latent site."""
-        site = trace.get(f"_{name}_log_det")
+        site = trace.get(log_det_site(name))
         return jnp.zeros(()) if site is None else self.reduce(_log_prob(site, trace), trace[name])
 
     def reduce(self, log_prob: jax.Array, site: dict[str, Any]) -> jax.Array:
@@ -261,9 +262,7 @@ def _log_prob(site: dict[str, Any], trace: Trace) -> jax.Array:
     fn, name = site["fn"], site["name"]
     # The entries of an imputed site that are observed are masked, hence flat: give them their prior,
     # which integrates to one and touches nothing else.
-    if is_imputed(name.removeprefix("_").removesuffix("_log_det"), trace) or is_imputed(
-        name, trace
-    ):
+    if is_imputed(site_of_log_det(name), trace) or is_imputed(name, trace):
         fn = unmasked(fn)
     log_prob = fn.log_prob(site["value"])
     if site["scale"] is None or is_identically_one(site["scale"]):

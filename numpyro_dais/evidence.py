@@ -17,9 +17,9 @@ from jax.scipy.special import logsumexp
 import numpy as np
 
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer.importance import _psis_khat
 
 from numpyro_dais.bennett import bennett
+from numpyro_dais.numpyro_internals import psis_khat as _psis_khat
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings, is_concrete
 from numpyro_dais.target import make_target

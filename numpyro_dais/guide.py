@@ -29,6 +29,13 @@ from numpyro.infer import autoguide
 
 from numpyro_dais.density import ModelDensity, Position, make_layout
 from numpyro_dais.inspection import Trace, plate_axes_of, plates_of
+from numpyro_dais.numpyro_internals import (
+    autoguide_posterior,
+    autoguide_sites,
+    batched_posterior,
+    posterior_fn,
+    unpack_fn,
+)
 from numpyro_dais.problem import Problem
 
 __all__ = [
@@ -110,8 +117,7 @@ def flow_posterior(problem: Problem) -> TransformedDistribution:
     """Returns the flow of a fitted flow guide, over the unconstrained values as its guide packs them."""
     guide = _set_up(problem.guide, problem)
     _require_params(guide, _param_names(guide), problem)
-    posterior = handlers.substitute(guide._get_posterior, data=problem.guide_params)()
-    return posterior
+    return autoguide_posterior(guide, problem.guide_params)
 
 
 def pieces_of(guide: Any) -> list:
@@ -140,7 +146,7 @@ def _piece_plates(guide: Any, problem: Problem) -> set[str] | None:
             return None
         if not _has_rows(guide):
             return set()
-        (name,) = guide._init_locs
+        (name,) = autoguide_sites(guide)
         site = guide.prototype_trace[name]
         return {plate for plate in plates_of(site) if plate_axes_of(site, (plate,)) == (0,)}
     sites = latent_sites(seeded_trace(guide, problem))
@@ -157,11 +163,11 @@ def guide_scale(guide: Any, params: dict[str, Any]) -> jax.Array | None:
     :param params: its parameters.
     """
     if isinstance(guide, autoguide.AutoNormal):
-        scales = {name: params[f"{name}_{guide.prefix}_scale"] for name in guide._init_locs}
+        scales = {name: params[f"{name}_{guide.prefix}_scale"] for name in autoguide_sites(guide)}
         return make_layout(scales).ravel(scales)
     if not isinstance(guide, autoguide.AutoContinuous):
         return None
-    posterior = handlers.substitute(guide._get_posterior, data=params)()
+    posterior = autoguide_posterior(guide, params)
     if isinstance(posterior, Normal):
         scale = posterior.scale
     elif isinstance(posterior, MultivariateNormal):
@@ -170,7 +176,7 @@ def guide_scale(guide: Any, params: dict[str, Any]) -> jax.Array | None:
         scale = jnp.linalg.cholesky(posterior.covariance_matrix)
     else:
         return None
-    indices = guide._unpack_latent(jnp.arange(guide.latent_dim, dtype=float))
+    indices = unpack_fn(guide)(jnp.arange(guide.latent_dim, dtype=float))
     order = make_layout(indices).ravel(indices).astype(int)
     return scale[order] if scale.ndim == 1 else scale[order][:, order]
 
@@ -321,7 +327,9 @@ def _site_log_density(
 def _has_rows(guide: Any) -> bool:
     """Whether a guide is a distribution over the rows of one site."""
     return (
-        isinstance(guide, _BATCHED_GUIDES) and len(guide._init_locs) == 1 and guide.batch_ndim == 1
+        isinstance(guide, _BATCHED_GUIDES)
+        and len(autoguide_sites(guide)) == 1
+        and guide.batch_ndim == 1
     )
 
 
@@ -332,11 +340,11 @@ def _continuous_part(guide: Any, problem: Problem, density: ModelDensity) -> Par
         posterior = guide.get_posterior(problem.guide_params)
     else:
         _require_params(guide, _param_names(guide), problem)
-        posterior = handlers.substitute(guide._get_posterior, data=problem.guide_params)()
-    unpack = guide._unpack_latent
+        posterior = autoguide_posterior(guide, problem.guide_params)
+    unpack, sites = unpack_fn(guide), autoguide_sites(guide)
 
     def pack(position: Position) -> jax.Array:
-        return jnp.concatenate([jnp.ravel(position[name]) for name in guide._init_locs])
+        return jnp.concatenate([jnp.ravel(position[name]) for name in sites])
 
     if not problem.plates:
 
@@ -345,27 +353,27 @@ def _continuous_part(guide: Any, problem: Problem, density: ModelDensity) -> Par
     elif posterior.event_dim == 0:  # independent coordinates
         plate_axes = density.structure.plate_axes
         assert plate_axes is not None
-        axes = {name: plate_axes[name] for name in guide._init_locs}
-        layout = make_layout(guide._init_locs, axes)
+        axes = {name: plate_axes[name] for name in sites}
+        layout = make_layout(sites, axes)
 
         def log_density_fn(position: Position, _: Trace) -> jax.Array:
             return jnp.sum(layout.ravel(unpack(posterior.log_prob(pack(position)))), -1)
-    elif _has_rows(guide) and density.structure.plate_axes == {n: (0,) for n in guide._init_locs}:
-        rows = handlers.substitute(guide._get_batched_posterior, data=problem.guide_params)()
+    elif _has_rows(guide) and density.structure.plate_axes == {n: (0,) for n in sites}:
+        rows = batched_posterior(guide, problem.guide_params)
 
         def log_density_fn(position: Position, _: Trace) -> jax.Array:
             return rows.log_prob(jnp.reshape(pack(position), rows.shape()))
     else:
         raise ValueError(
             f"With plate={problem.plate!r} the guide must factorise over that plate; a "
-            f"{type(guide).__name__} over sites {list(guide._init_locs)} does not. Use AutoNormal or "
+            f"{type(guide).__name__} over sites {list(sites)} does not. Use AutoNormal or "
             "AutoDiagonalNormal, or leave plate= out."
         )
     return Part(lambda rng_key: Draw(unpack(posterior.sample(rng_key)), {}), log_density_fn)
 
 
 def _param_names(guide: Any) -> set[str]:
-    trace = handlers.trace(handlers.seed(guide._get_posterior, random.key(0))).get_trace()
+    trace = handlers.trace(handlers.seed(posterior_fn(guide), random.key(0))).get_trace()
     return {name for name, site in trace.items() if site["type"] == "param"}
 
 

@@ -23,6 +23,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 from numpyro.util import not_jax_tracer
 
+from numpyro_dais.numpyro_internals import mask_of
 from numpyro_dais.problem import Problem
 
 __all__ = [
@@ -242,7 +243,7 @@ def _is_masked(fn: dist.Distribution) -> bool:
     """Whether a mask, of a handler or of the distribution itself, hides a part of it."""
     while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
         if isinstance(fn, MaskedDistribution):
-            mask = fn._mask
+            mask = mask_of(fn)
             if not (not_jax_tracer(mask) and np.all(mask)):
                 return True
         fn = fn.base_dist

@@ -16,6 +16,7 @@ from numpyro.distributions.distribution import (
 )
 
 from numpyro_dais.inspection import base_of, trace_model
+from numpyro_dais.numpyro_internals import mask_of
 from numpyro_dais.problem import Problem
 
 __all__ = ["check_same_data", "observed_values"]
@@ -88,7 +89,7 @@ def _flat_data(site: dict[str, Any]) -> np.ndarray:
     is_seen = np.ones(shape, bool)
     while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
         if isinstance(fn, MaskedDistribution):
-            mask = np.asarray(fn._mask)
+            mask = np.asarray(mask_of(fn))
             is_seen &= mask.reshape(*mask.shape, *(1,) * fn.event_dim)
         fn = fn.base_dist
     return np.broadcast_to(value, shape)[is_seen]

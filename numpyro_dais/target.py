@@ -21,6 +21,7 @@ from numpyro_dais.dynamics import end_likelihood, step_likelihood
 from numpyro_dais.fitted_start import FittedStart
 from numpyro_dais.guide import FLOW_GUIDES, flow_posterior
 from numpyro_dais.inspection import inspect_model
+from numpyro_dais.numpyro_internals import unpack_fn
 from numpyro_dais.path import DynamicsFn, LogDensities, LogDensitiesFn
 from numpyro_dais.problem import Problem
 from numpyro_dais.start import make_start
@@ -122,7 +123,7 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
         )
     posterior = flow_posterior(problem)
     base, transform = posterior.base_dist, ComposeTransform(posterior.transforms)
-    unpack = problem.guide._unpack_latent  # type: ignore[union-attr]
+    unpack = unpack_fn(problem.guide)
 
     def to_sites(noise: jax.Array) -> tuple[Position, jax.Array]:
         latent, intermediates = transform.call_with_intermediates(noise)

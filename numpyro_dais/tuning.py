@@ -19,10 +19,9 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro.infer.importance import _psis_khat
-
 from numpyro_dais.annealing import anneal, damping_of
 from numpyro_dais.fitted_start import BASE_SHARE, Component, FittedStart, Mixture
+from numpyro_dais.numpyro_internals import psis_khat as _psis_khat
 from numpyro_dais.pilot import PilotPath, move_population, run_pilot, start_population
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings, make_settings

@@ -1,0 +1,75 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+What this package uses of NumPyro beyond its public names, each with why. A new release of NumPyro that moves
+one of them is met here, and nowhere else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from numpyro import handlers
+from numpyro.distributions import Distribution
+from numpyro.distributions.distribution import MaskedDistribution
+
+# The public `psis_diagnostic` wants a model and a guide; there are log weights here.
+from numpyro.infer.importance import _psis_khat as psis_khat
+
+# The handler of `potential_energy`, without which a density could not be split into prior and likelihood.
+from numpyro.infer.util import _unconstrain_params as unconstrain_params
+
+__all__ = [
+    "autoguide_posterior",
+    "autoguide_sites",
+    "batched_posterior",
+    "log_det_site",
+    "mask_of",
+    "posterior_fn",
+    "psis_khat",
+    "site_of_log_det",
+    "unconstrain_params",
+    "unpack_fn",
+]
+
+
+def posterior_fn(guide: Any) -> Callable[[], Distribution]:
+    """Returns what makes the distribution of an ``AutoContinuous``: its trace has the guide's parameters."""
+    return guide._get_posterior
+
+
+def autoguide_posterior(guide: Any, params: dict[str, Any]) -> Distribution:
+    """Returns the distribution of an ``AutoContinuous``; ``get_posterior`` lacks the batched guides."""
+    return handlers.substitute(posterior_fn(guide), data=params)()
+
+
+def batched_posterior(guide: Any, params: dict[str, Any]) -> Distribution:
+    """Returns that of an ``AutoBatched`` guide over its rows, of which no public method tells."""
+    return handlers.substitute(guide._get_batched_posterior, data=params)()
+
+
+def autoguide_sites(guide: Any) -> dict[str, jax.Array]:
+    """Returns initial values of an autoguide's sites, in the order in which it packs them."""
+    return guide._init_locs
+
+
+def unpack_fn(guide: Any) -> Callable[[jax.Array], dict[str, jax.Array]]:
+    """Returns the map from the vector of an ``AutoContinuous`` to unconstrained values by site."""
+    return guide._unpack_latent
+
+
+def mask_of(fn: MaskedDistribution) -> Any:
+    """Returns the mask of a distribution, which nothing public shows."""
+    return fn._mask
+
+
+def log_det_site(name: str) -> str:
+    """Returns the name of the site where ``unconstrain_params`` records the log Jacobian of a site."""
+    return f"_{name}_log_det"
+
+
+def site_of_log_det(name: str) -> str:
+    """Returns the inverse of :func:`log_det_site`."""
+    return name.removeprefix("_").removesuffix("_log_det")
