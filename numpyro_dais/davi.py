@@ -26,8 +26,9 @@ from numpyro_dais.fixed_point import rational_damping
 from numpyro_dais.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
 from numpyro_dais.inspection import Trace, plates_of, trace_model
 from numpyro_dais.kernel import UNCORRECTED
+from numpyro_dais.keys import named_key
 from numpyro_dais.learned import LEARNABLE, LearnedGuide, Sampler, interpolate, schedule_entropy
-from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, minibatch_scale, subsampled_sizes
+from numpyro_dais.minibatch import draw_minibatch, minibatch_scale, subsampled_sizes
 from numpyro_dais.particles import Run, run_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.reversible import Reversible
@@ -321,14 +322,14 @@ class DAVI(ELBO):
             guide=guide,
             guide_params=params,
             params=params,
-            prng_key=random.fold_in(rng_key, MINIBATCH + 1),
+            prng_key=named_key(rng_key, "model"),
             args=args,
             kwargs=kwargs,
         )
         if self.batches is not None:
             return self._with_batches(rng_key, problem), 1.0
         sizes = subsampled_sizes(problem)
-        problem = draw_minibatch(random.fold_in(rng_key, MINIBATCH), problem, sizes)
+        problem = draw_minibatch(rng_key, problem, sizes)
         plates = _independent_plates(problem, self.num_particles, sizes)
         return problem.replace(plate=plates or None), minibatch_scale(sizes)
 

@@ -28,7 +28,7 @@ from numpyro_dais.guide import check_guide
 from numpyro_dais.inspection import check_data
 from numpyro_dais.kernel import UNCORRECTED, Transition
 from numpyro_dais.laplace import check_mode
-from numpyro_dais.minibatch import MINIBATCH, draw_minibatch, subsampled_sizes
+from numpyro_dais.minibatch import draw_minibatch, subsampled_sizes
 from numpyro_dais.particles import Run, join_runs, run_particles, run_reverse_particles
 from numpyro_dais.problem import DataPlate, Problem
 from numpyro_dais.progress import ProgressBar
@@ -185,7 +185,7 @@ class Estimator:
         problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
         if self.plate is not None and (sizes := self._subsampled_sizes(problem)):
-            problem = draw_minibatch(random.fold_in(rng_key, MINIBATCH), problem, sizes)
+            problem = draw_minibatch(rng_key, problem, sizes)
         problem = self._with_dynamics(rng_key, problem)
         evidence = self._estimate(rng_key, problem)
         _warn(evidence)

@@ -14,11 +14,10 @@ from numpyro import handlers
 
 from numpyro_dais.guide import pieces_of, seeded_trace
 from numpyro_dais.inspection import Trace, subsampled_plates, trace_model
+from numpyro_dais.keys import named_key
 from numpyro_dais.problem import Problem
 
-__all__ = ["MINIBATCH", "draw_minibatch", "minibatch_scale", "subsampled_sizes"]
-
-MINIBATCH = 1  # folded into the key of a run, for the key of its mini-batch
+__all__ = ["draw_minibatch", "minibatch_scale", "subsampled_sizes"]
 
 
 def subsampled_sizes(problem: Problem) -> dict[str, tuple[int, int]]:
@@ -51,10 +50,11 @@ def draw_minibatch(
     """
     Returns the problem with the elements of its subsampled plates drawn, without replacement.
 
-    :param rng_key: a JAX random key.
+    :param rng_key: the key of the run.
     :param problem: the problem.
     :param sizes: of its subsampled plates, as :func:`subsampled_sizes` gives them.
     """
+    rng_key = named_key(rng_key, "mini-batch")
     subsample = {}
     for index, (name, (size, subsample_size)) in enumerate(sorted(sizes.items())):
         key = random.fold_in(rng_key, index)

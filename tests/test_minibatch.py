@@ -23,6 +23,8 @@ from numpyro.infer.util import log_density
 
 from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling
 from numpyro_dais.data_plate import draw_batch
+from numpyro_dais.minibatch import draw_minibatch
+from numpyro_dais.problem import Problem
 from numpyro_dais.target import make_target
 
 TIMES = jnp.array([2.0, 0.1, 1.0, 1.4, 0.3, 0.7, 3.0])
@@ -65,6 +67,16 @@ def test_subsets_are_uniform():
         statistic = np.sum((np.array(counts) - expected) ** 2) / expected
         df = len(subsets) - 1
         assert statistic < df + 5 * np.sqrt(2 * df)
+
+
+def test_the_randomness_of_a_minibatch_is_not_that_of_the_run():
+    """Not drawn with a key that the run's is split into: ``fold_in(key, 1)`` is ``split(key)[1]``."""
+    key, sizes = random.key(5), {"rows": (60, 30)}
+    drawn = draw_minibatch(key, Problem(waiting), sizes).subsample["rows"]
+    for other in (key, *random.split(key, 3)):
+        run_key = random.fold_in(other, 0)
+        with handlers.seed(rng_seed=run_key), numpyro.plate("rows", *sizes["rows"]) as indices:
+            assert set(np.asarray(drawn)) != set(np.asarray(indices))
 
 
 @functools.cache
