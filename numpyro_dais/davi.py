@@ -27,13 +27,13 @@ from numpyro_dais.guide import check_guide, guide_plates, guide_scale, pieces_of
 from numpyro_dais.inspection import Trace, plates_of, trace_model
 from numpyro_dais.kernel import UNCORRECTED
 from numpyro_dais.keys import named_key
-from numpyro_dais.learned import LEARNABLE, LearnedGuide, Sampler, interpolate, schedule_entropy
+from numpyro_dais.learned import LEARNABLE, LearnedGuide, Sampler, schedule_entropy
 from numpyro_dais.minibatch import draw_minibatch, minibatch_scale, subsampled_sizes
 from numpyro_dais.particles import Run, run_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.reversible import Reversible
 from numpyro_dais.schedule import Schedule, linear
-from numpyro_dais.settings import Settings, make_settings
+from numpyro_dais.settings import Settings, interpolate_settings, make_settings
 from numpyro_dais.target import make_target
 from numpyro_dais.tuning import DEFAULT_DAMPING
 from numpyro_dais.validation import check_count, resolve_betas, resolve_num_steps
@@ -198,7 +198,7 @@ class DAVI(ELBO):
         if num_steps is None:
             return settings
         is_changing = "mass" in self.learn and self.sampler.is_mass_per_step
-        return interpolate(settings, num_steps, is_changing)
+        return interpolate_settings(settings, num_steps, is_changing)
 
     def loss_with_mutable_state(
         self,

@@ -34,7 +34,7 @@ from numpyro_dais.problem import DataPlate, Problem
 from numpyro_dais.progress import ProgressBar
 from numpyro_dais.refinement import NUM_ITERATIONS, NUM_PARTICLES, refine_settings
 from numpyro_dais.reversible import OVERFLOW_NOTE, Reversible
-from numpyro_dais.schedule import Schedule, linear
+from numpyro_dais.schedule import Schedule, interpolate, linear
 from numpyro_dais.settings import Settings, is_concrete, make_settings
 from numpyro_dais.spread import start_spread
 from numpyro_dais.step_search import NUM_PILOT_PARTICLES, stable_settings
@@ -444,7 +444,9 @@ class Estimator:
 
         make_betas = self.schedule
         if not callable(make_betas):
-            make_betas = partial(_interpolate, np.asarray(make_betas, np.float64))
+            make_betas = partial(
+                interpolate, np.asarray(make_betas, np.float64), is_zero_first=True
+            )
         damping = float(np.mean(np.asarray(self.damping)))
         tuned = stable_settings(rng_key, trial_fn, make_betas, damping, spread, self.num_steps)
         return make_settings(
@@ -619,12 +621,6 @@ def _log_densities_at_draw(problem: Problem) -> Any:
     if target.dynamics_fn is None:
         return densities
     return densities, target.dynamics_fn(random.key(0), jnp.asarray(0))(position)
-
-
-def _interpolate(betas: np.ndarray, num_steps: int) -> np.ndarray:
-    """A given schedule at another number of steps."""
-    knots = np.arange(len(betas) + 1) / len(betas)
-    return np.interp(linear(num_steps), knots, np.append(0.0, betas))
 
 
 def _is_floating(leaf: Any) -> bool:

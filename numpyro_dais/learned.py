@@ -19,7 +19,7 @@ from numpyro_dais.guide import latent_sites, pieces_of
 from numpyro_dais.inspection import Trace, plate_axes_of, plates_of
 from numpyro_dais.settings import Settings
 
-__all__ = ["LEARNABLE", "LearnedGuide", "Sampler", "interpolate", "schedule_entropy"]
+__all__ = ["LEARNABLE", "LearnedGuide", "Sampler", "schedule_entropy"]
 
 Learnable = Literal["schedule", "step_size", "damping", "mass"]
 LEARNABLE: tuple[str, ...] = get_args(Learnable)
@@ -163,37 +163,6 @@ def schedule_entropy(params: dict[str, Any]) -> jax.Array:
     """
     log_increments = jax.nn.log_softmax(params[_SCHEDULE])
     return -jnp.sum(jnp.exp(log_increments) * log_increments)
-
-
-def interpolate(
-    settings: Settings, num_steps: int, is_preconditioner_changing: bool = False
-) -> Settings:
-    """
-    Returns settings for another number of steps: every setting as a function of k/K, and step sizes
-    shrunk as K to the -1/4, the paper's rule.
-
-    :param settings: the settings.
-    :param num_steps: the number of steps wanted.
-    :param is_preconditioner_changing: whether the preconditioner has one entry per step.
-    """
-    if num_steps == settings.num_steps:
-        return settings
-    old = jnp.arange(settings.num_steps + 1) / settings.num_steps
-    new = jnp.arange(1, num_steps + 1) / num_steps
-
-    def at_new(values: jax.Array, first: jax.Array) -> jax.Array:
-        return jnp.interp(new, old, jnp.append(first, values))
-
-    betas = at_new(settings.betas, jnp.zeros(())).at[-1].set(1.0)
-    shrinkage = (num_steps / settings.num_steps) ** -0.25
-    step_size = shrinkage * at_new(settings.step_size, settings.step_size[0])
-    preconditioner = settings.preconditioner
-    if preconditioner is not None and is_preconditioner_changing:
-        flat = preconditioner.reshape(settings.num_steps, -1)
-        columns = jnp.stack([at_new(column, column[0]) for column in flat.T], axis=1)
-        preconditioner = columns.reshape(num_steps, *preconditioner.shape[1:])
-    damping = at_new(settings.damping, settings.damping[0])
-    return Settings(betas, step_size, damping, preconditioner, settings.num_gradients)
 
 
 def _betas(logits: jax.Array) -> jax.Array:

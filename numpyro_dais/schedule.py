@@ -10,12 +10,20 @@ start, :math:`\beta_0 = 0`, is left out. They are computed in float64 on the hos
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Schedule", "fourth_root_step_size", "linear", "power", "sigmoid", "validate_betas"]
+__all__ = [
+    "Schedule",
+    "fourth_root_step_size",
+    "interpolate",
+    "linear",
+    "power",
+    "sigmoid",
+    "validate_betas",
+]
 
 Schedule: TypeAlias = Callable[[int], NDArray[np.float64]]
 
@@ -78,6 +86,32 @@ def fourth_root_step_size(num_steps: int, scale: float = 0.08) -> float:
     0.08
     """
     return float(scale * (max(num_steps, 1) / 10) ** -0.25)
+
+
+def interpolate(values: Any, num_steps: int, is_zero_first: bool = False) -> Any:
+    r"""
+    Returns a setting of each step for another number of steps: as a function of :math:`k/K`, linear between
+    the steps that it is known for. Its values may be traced.
+
+    :param values: one for each step, along the first axis; a NumPy or JAX array.
+    :param num_steps: the number of steps wanted.
+    :param is_zero_first: whether the setting is zero at :math:`k = 0`, as inverse temperatures are, or else
+        what it is at the first step.
+
+    >>> interpolate(np.array([0.2, 1.0]), 4, is_zero_first=True).tolist()
+    [0.1, 0.2, 0.6, 1.0]
+    >>> interpolate(np.array([0.2, 1.0]), 4).tolist()
+    [0.2, 0.2, 0.6, 1.0]
+    """
+    # In integers, so that the last step keeps its value exactly.
+    place = np.arange(1, num_steps + 1) * len(values)
+    after = -(-place // num_steps)
+    shape = (-1, *(1,) * (values.ndim - 1))
+    share = (place / num_steps - (after - 1)).reshape(shape)
+    before = values[np.maximum(after - 2, 0)]
+    if is_zero_first:
+        before = before * (after > 1).reshape(shape)
+    return (1 - share) * before + share * values[after - 1]
 
 
 def validate_betas(betas: ArrayLike) -> NDArray[np.float64]:

@@ -13,9 +13,9 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_dais.fitted_start import Component, Mixture
 from numpyro_dais.kernel import Step
-from numpyro_dais.schedule import validate_betas
+from numpyro_dais.schedule import interpolate, validate_betas
 
-__all__ = ["Settings", "is_concrete", "load_settings", "make_settings"]
+__all__ = ["Settings", "interpolate_settings", "is_concrete", "load_settings", "make_settings"]
 
 
 class Settings(NamedTuple):
@@ -162,6 +162,32 @@ def make_settings(
     if preconditioner is not None:
         preconditioner = _array(preconditioner)
     return Settings(_array(betas), step_size, damping, preconditioner, num_gradients)
+
+
+def interpolate_settings(
+    settings: Settings, num_steps: int, is_preconditioner_changing: bool = False
+) -> Settings:
+    """
+    Returns settings for another number of steps: every setting as a function of k/K, and step sizes
+    shrunk as K to the -1/4, the paper's rule.
+
+    :param settings: the settings.
+    :param num_steps: the number of steps wanted.
+    :param is_preconditioner_changing: whether the preconditioner has one entry per step.
+    """
+    if num_steps == settings.num_steps:
+        return settings
+    preconditioner = settings.preconditioner
+    if preconditioner is not None and is_preconditioner_changing:
+        preconditioner = interpolate(preconditioner, num_steps)
+    shrinkage = (num_steps / settings.num_steps) ** -0.25
+    return Settings(
+        betas=interpolate(settings.betas, num_steps, is_zero_first=True),
+        step_size=shrinkage * interpolate(settings.step_size, num_steps),
+        damping=interpolate(settings.damping, num_steps),
+        preconditioner=preconditioner,
+        num_gradients=settings.num_gradients,
+    )
 
 
 def _range(values: jax.Array) -> str:

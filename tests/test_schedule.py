@@ -4,7 +4,14 @@
 import numpy as np
 import pytest
 
-from numpyro_dais.schedule import fourth_root_step_size, linear, power, sigmoid, validate_betas
+from numpyro_dais.schedule import (
+    fourth_root_step_size,
+    interpolate,
+    linear,
+    power,
+    sigmoid,
+    validate_betas,
+)
 
 SCHEDULES = {
     "linear": linear,
@@ -52,3 +59,15 @@ def test_bad_shape_parameters(schedule, value):
 
 def test_fourth_root_step_size():
     assert fourth_root_step_size(160_000, 0.3) == pytest.approx(0.3 * 16_000**-0.25)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 300])
+def test_interpolation_is_numpys(num_steps):
+    betas, matrices = power(7), np.random.default_rng(0).normal(size=(7, 2, 3))
+    at, knots = linear(num_steps), np.arange(8) / 7
+    got = interpolate(betas, num_steps, is_zero_first=True)
+    np.testing.assert_allclose(got, np.interp(at, knots, np.append(0.0, betas)), rtol=1e-12)
+    np.testing.assert_array_equal(validate_betas(got), got)
+    expected = [np.interp(at, knots, np.append(x[0], x)) for x in matrices.reshape(7, 6).T]
+    got = interpolate(matrices, num_steps).reshape(num_steps, 6)
+    np.testing.assert_allclose(got, np.transpose(expected), atol=1e-12)
