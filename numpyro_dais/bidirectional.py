@@ -4,7 +4,7 @@
 """Posterior draws that reverse chains begin at: given, by NUTS, or simulated together with the data."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import random
@@ -22,11 +22,9 @@ from numpyro_dais.density import ModelDensity
 from numpyro_dais.guide import FLOW_GUIDES
 from numpyro_dais.inspection import check_site_names, inspect_model
 from numpyro_dais.problem import Problem
+from numpyro_dais.runner import Runner
 from numpyro_dais.settings import Settings, is_concrete
 from numpyro_dais.target import make_target
-
-if TYPE_CHECKING:
-    from numpyro_dais.estimator import Estimator
 
 __all__ = ["Certificate", "PosteriorDraws", "certificate", "posterior_draws"]
 
@@ -185,18 +183,20 @@ class Certificate(NamedTuple):
 
 def certificate(
     rng_key: jax.Array,
-    estimator: "Estimator",
     problem: Problem,
     settings: Settings,
+    runner: Runner,
+    num_particles: int,
     num_datasets: int,
 ) -> Certificate:
     """
-    Returns the bounds of an estimator's settings on data simulated from the problem's model.
+    Returns the bounds that chains have on data simulated from the problem's model.
 
     :param rng_key: the key of the simulation and of the chains.
-    :param estimator: the estimator.
-    :param problem: its problem; the observed values are replaced.
+    :param problem: the problem; its observed values are replaced.
     :param settings: settings of the chains.
+    :param runner: runs the chains.
+    :param num_particles: the number of forward chains for each data set.
     :param num_datasets: the number of data sets.
     """
     if problem.model is None:
@@ -212,10 +212,8 @@ def certificate(
         simulated = problem.replace(model=model, guide=guide, args=(data, args))
         density = ModelDensity(simulated, inspect_model(simulated))
         position = density.to_position(values)
-        forward = estimator._run(
-            forward_key, simulated, settings, num_particles=estimator._num_particles(settings)
-        )
-        reverse = estimator._reverse_run(reverse_key, simulated, settings, position[None])
+        forward = runner.run(forward_key, simulated, settings, num_particles, has_bar=True)
+        reverse = runner.run_reverse(reverse_key, simulated, settings, position[None])
         return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)
 
     lower, upper = jax.jit(lambda keys: jax.lax.map(one_dataset, keys))(

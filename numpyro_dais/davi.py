@@ -29,7 +29,7 @@ from numpyro_dais.kernel import UNCORRECTED
 from numpyro_dais.keys import named_key
 from numpyro_dais.learned import LEARNABLE, LearnedGuide, Sampler, schedule_entropy
 from numpyro_dais.minibatch import draw_minibatch, minibatch_scale, subsampled_sizes
-from numpyro_dais.particles import Run, run_particles
+from numpyro_dais.particles import Run, particle_keys, run_particles
 from numpyro_dais.problem import Problem
 from numpyro_dais.reversible import Reversible
 from numpyro_dais.schedule import Schedule, linear
@@ -224,7 +224,7 @@ class DAVI(ELBO):
         settings = self.settings(param_map, None if problem.plates else problem.guide)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
-            random.split(run_key, self.num_particles),
+            particle_keys(run_key, self.num_particles),
             make_target(problem),
             settings,
             self.memory,

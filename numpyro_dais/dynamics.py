@@ -79,7 +79,9 @@ def step_likelihood(problem: Problem, density: ModelDensity) -> StepLikelihoodFn
     return of_batch
 
 
-def check_dynamics(minibatch: Any, surrogate: Any, memory: Memory, plate: Any) -> Batches | None:
+def check_dynamics(
+    minibatch: Any, surrogate: Any, memory: Memory, plate: Any, has_model: bool = True
+) -> Batches | None:
     """
     Returns how mini-batches are drawn, if at all, or raises an error if these do not go together.
 
@@ -87,6 +89,7 @@ def check_dynamics(minibatch: Any, surrogate: Any, memory: Memory, plate: Any) -
     :param surrogate: likewise.
     :param memory: the memory mode.
     :param plate: the plate whose elements have an evidence each.
+    :param has_model: whether there is a model, or a potential function only.
     """
     batches = check_batches(minibatch)
     check_surrogate(surrogate)
@@ -95,8 +98,9 @@ def check_dynamics(minibatch: Any, surrogate: Any, memory: Memory, plate: Any) -
             "minibatch= and surrogate= are two ways to spare the steps the data; got both. Take "
             "surrogate=, whose bound does tighten."
         )
+    is_any = batches is not None or surrogate is not None
     name = "minibatch=" if batches is not None else "surrogate="
-    if plate is not None and (batches is not None or surrogate is not None):
+    if plate is not None and is_any:
         raise NotImplementedError(
             f"{name} is for latents that all the data share, and plate={plate!r} for those of one element "
             f"each; got both. With plate= a subsampled plate takes one mini-batch by itself: leave {name} out."
@@ -105,6 +109,11 @@ def check_dynamics(minibatch: Any, surrogate: Any, memory: Memory, plate: Any) -
         raise NotImplementedError(
             "memory='reversible' takes the same densities at every step; got minibatch=. Use "
             "memory='checkpoint', or surrogate='quadratic'."
+        )
+    if is_any and not has_model:
+        raise ValueError(
+            "minibatch= and surrogate= need a model, whose likelihood they know from its prior; got "
+            "potential_fn=."
         )
     return batches
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from numpyro_dais.bidirectional import Certificate
 from numpyro_dais.data_plate import warn_of_noise
-from numpyro_dais.estimator import Estimator, _chunk_size
+from numpyro_dais.estimator import Estimator
 from numpyro_dais.evidence import Evidence
 from numpyro_dais.islands import check_islands, run_islands
 from numpyro_dais.kernel import Transition
-from numpyro_dais.particles import Run, run_adaptive_particles
+from numpyro_dais.particles import Run
 from numpyro_dais.problem import Problem
+from numpyro_dais.runner import StepSizeRule
 from numpyro_dais.settings import Settings
 from numpyro_dais.spread import start_spread
 from numpyro_dais.step_search import NUM_PILOT_PARTICLES
@@ -139,12 +140,16 @@ class DAIS(Estimator):
             and self.surrogate is None
             and self.memory != "reversible"
         )
-        if not (self._is_free and has_plain_chains) or self._wanted_steps == 0:
+        if not (self._chain.is_free and has_plain_chains) or self._chain.given_steps == 0:
             return super()._tune(rng_key, problem)
         is_given = self.guide is not None or not (self.start == "auto" or self.model is None)
         is_start_free = is_start_free and not (is_given or self.keep_start)
         goal = Goal(
-            self._wanted_steps, self.num_particles, self.target_error, self.budget, is_start_free
+            self._chain.given_steps,
+            self.num_particles,
+            self.target_error,
+            self.budget,
+            is_start_free,
         )
         return self._tuner.tune(rng_key, problem, goal)
 
@@ -200,11 +205,11 @@ class DAIS(Estimator):
             number += math.ceil(number * self._resampling_cost(settings))
         return number
 
-    def _run_all(
+    def _run(
         self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
     ) -> Run:
         if not self._has_islands(settings):
-            return super()._run_all(rng_key, problem, settings, num_particles)
+            return super()._run(rng_key, problem, settings, num_particles)
         return self._jitted_islands(
             rng_key, problem, settings.of_chain(), num_particles=num_particles
         )
@@ -213,13 +218,10 @@ class DAIS(Estimator):
         self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
     ) -> Run:
         """Independent islands from the start."""
-        chunk_size = _chunk_size(problem) if self.chunk_size is None else self.chunk_size
         num_islands = self._num_islands(num_particles)
-        at_a_time = min(max(chunk_size * num_islands // num_particles, 1), num_islands)
-        on_step = None
-        if self._progress_bar is not None:
-            num_chunks = math.ceil(num_islands / at_a_time)
-            on_step = self._progress_bar.make_callback(settings.num_steps, num_chunks)
+        at_a_time = self._runner.chunk_size_of(problem) * num_islands // num_particles
+        at_a_time = min(max(at_a_time, 1), num_islands)
+        num_chunks = math.ceil(num_islands / at_a_time)
         return run_islands(
             rng_key,
             make_target(problem),
@@ -229,14 +231,13 @@ class DAIS(Estimator):
             num_particles,
             num_islands,
             at_a_time,
-            on_step,
+            self._runner.make_on_step(settings.num_steps, num_chunks),
         )
 
     def _run_log_weights(
         self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
     ) -> np.ndarray:
-        keys = random.split(rng_key, num_particles)
-        run = self._jitted_block(keys, problem, settings.of_chain())
+        run = self._runner.run(rng_key, problem, settings, num_particles)
         return np.asarray(run.log_weights, np.float64)
 
 
@@ -306,12 +307,10 @@ class _Corrected(Estimator):
             )
 
     def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
-        spread = self.preconditioner
+        spread = self._chain.preconditioner
         if spread is None:
-            spread = start_spread(self._jitted_draws(rng_key, problem))
-        settings = self._settings(_INITIAL_SCALE)._replace(
-            preconditioner=jnp.asarray(spread, float)
-        )
+            spread = start_spread(self._runner.draw_starts(rng_key, problem))
+        settings = self._chain._replace(preconditioner=spread).settings_at(_INITIAL_SCALE)
         if self.adaptation == "online":
             return settings
         return self._pilot(random.fold_in(rng_key, 1), problem, settings)
@@ -323,9 +322,8 @@ class _Corrected(Estimator):
         """
         log_step_size = np.log(settings.step_size)
         for sweep in range(_NUM_SWEEPS):
-            run = self._jitted_run(
-                random.fold_in(rng_key, sweep), problem, settings, num_particles=NUM_PILOT_PARTICLES
-            )
+            sweep_key = random.fold_in(rng_key, sweep)
+            run = self._runner.run(sweep_key, problem, settings, NUM_PILOT_PARTICLES)
             excess = np.asarray(run.acceptance) - self.target_acceptance
             if log_step_size.ndim < excess.ndim:  # the elements of a plate part company
                 log_step_size = log_step_size[:, None]
@@ -336,24 +334,12 @@ class _Corrected(Estimator):
         num_gradients *= self.transition.num_leapfrog
         return settings._replace(num_gradients=num_gradients)
 
-    def _run_all(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
-    ) -> Run:
+    def _step_size_rule(self) -> StepSizeRule | None:
         if self.adaptation == "pilot" or self.settings is not None:
-            return super()._run_all(rng_key, problem, settings, num_particles)
-        return self._jitted_run(rng_key, problem, settings.of_chain(), num_particles=num_particles)
-
-    def _run(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
-    ) -> Run:
-        if self.adaptation == "pilot" or self.settings is not None:
-            return super()._run(rng_key, problem, settings, num_particles=num_particles)
-
-        def update_fn(step_size: jax.Array, acceptance: jax.Array) -> jax.Array:
-            return step_size * jnp.where(acceptance > self.target_acceptance, 1.02, 0.98)
-
-        return run_adaptive_particles(
-            rng_key, make_target(problem), settings, num_particles, self.transition, update_fn
+            return None
+        target_acceptance = self.target_acceptance
+        return lambda step_size, acceptance: (
+            step_size * jnp.where(acceptance > target_acceptance, 1.02, 0.98)
         )
 
 

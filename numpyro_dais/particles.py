@@ -4,6 +4,7 @@
 """Independent chains side by side, from the start to the target or back."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -23,7 +24,14 @@ from numpyro_dais.reversible import Reversible, start_scale
 from numpyro_dais.settings import Settings
 from numpyro_dais.target import Target
 
-__all__ = ["Run", "join_runs", "run_adaptive_particles", "run_particles", "run_reverse_particles"]
+__all__ = [
+    "Run",
+    "join_runs",
+    "particle_keys",
+    "run_adaptive_particles",
+    "run_particles",
+    "run_reverse_particles",
+]
 
 
 class Run(NamedTuple):
@@ -39,6 +47,17 @@ class Run(NamedTuple):
     is_start_finite: jax.Array
     acceptance: jax.Array | None
     step_size: jax.Array
+
+
+def particle_keys(rng_key: jax.Array, num_particles: int, first: jax.Array | int = 0) -> jax.Array:
+    """
+    Returns a key for each particle, which depends on the index of the particle only, not on their number.
+
+    :param rng_key: the key of a run.
+    :param num_particles: the number of keys.
+    :param first: the index of the first one.
+    """
+    return jax.vmap(partial(random.fold_in, rng_key))(first + jnp.arange(num_particles))
 
 
 def run_particles(

@@ -13,12 +13,14 @@ import numpy as np
 from numpyro.distributions import Distribution, constraints
 from numpyro.util import is_prng_key
 
-from numpyro_dais.settings import Settings
+from numpyro_dais.settings import Settings, is_concrete
 
 __all__ = [
+    "check_anchors",
     "check_count",
     "check_goal",
     "check_key",
+    "check_on_host",
     "check_only_settings",
     "check_what",
     "resolve_betas",
@@ -77,6 +79,18 @@ def check_goal(target_error: Any, budget: Any, is_complete: bool) -> None:
         check_count("budget", budget, MIN_BUDGET)
 
 
+def check_anchors(anchor_every: Any, memory: str) -> None:
+    """Raises an error unless states may be stored every so many steps in this memory mode."""
+    if anchor_every is None:
+        return
+    check_count("anchor_every", anchor_every, 1)
+    if memory != "reversible":
+        raise ValueError(
+            f"anchor_every= has no meaning with memory={memory!r}; leave it out, or use "
+            "memory='reversible'."
+        )
+
+
 def check_count(name: str, value: Any, least: int) -> None:
     """Raises an error unless the value is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
@@ -125,3 +139,11 @@ def check_key(rng_key: Any) -> jax.Array:
             f"{rng_key!r}. The model's arguments follow it. For several keys use jax.vmap."
         )
     return rng_key
+
+
+def check_on_host(name: str, arguments: Any) -> None:
+    """Raises an error if the arguments of a method that runs on the host are traced."""
+    if not is_concrete(arguments):
+        raise ValueError(
+            f"{name} runs on the host and needs concrete arguments; call it outside jit."
+        )

@@ -131,7 +131,7 @@ def test_errors_come_before_compilation(monkeypatch):
         numpyro.sample("x", dist.ImproperUniform(dist.constraints.real, (), ()))
 
     estimator = DAIS(model, step_size=0.1)
-    monkeypatch.setattr(estimator, "_jitted_run", None)
+    monkeypatch.setattr(estimator, "_runner", None)
     with pytest.raises(ValueError, match="'x' has an improper prior"):
         estimator.log_evidence()
 

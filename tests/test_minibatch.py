@@ -22,7 +22,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling
-from numpyro_dais.data_plate import draw_batch
+from numpyro_dais.data_plate import draw_batch, find_data_plate
 from numpyro_dais.minibatch import draw_minibatch
 from numpyro_dais.problem import Problem
 from numpyro_dais.target import make_target
@@ -139,7 +139,7 @@ def test_density_in_chunks_is_numpyros(batch_size, x64):
     data = extras_data()
     estimator = DAIS(with_extras, surrogate="quadratic")
     problem = estimator._problem((data, batch_size), {})
-    plate = estimator._data_plate(problem, "")
+    plate = find_data_plate(problem, "")
     problem = problem.replace(data_plate=plate, subsample={"rows": jnp.arange(batch_size)})
     target = make_target(problem)
 
@@ -255,7 +255,7 @@ BAD_MODELS = {
 @pytest.mark.parametrize(("model", "args", "kind", "message"), BAD_MODELS.values(), ids=BAD_MODELS)
 def test_models_that_cannot_be_taken_in_batches(model, args, kind, message, monkeypatch):
     estimator = minibatched(model, num_steps=2, step_size=0.1)
-    monkeypatch.setattr(estimator, "_jitted_run", None)
+    monkeypatch.setattr(estimator, "_runner", None)
     with pytest.raises(kind, match=message):
         estimator.log_evidence(None, TIMES, *args)
 
