@@ -102,7 +102,7 @@ class DAIS(Estimator):
         differentiated, so gradients are biased. See :mod:`numpyro_dais.islands`.
     :param num_islands: with ``resample_at``, into how many independent islands particles are divided, over
         which the error is.
-    :param chunk_size: how many particles run at a time; all if left out.
+    :param chunk_size: how many particles run at a time; as many as memory surely has room for if left out.
     :param progress_bar: whether to show a progress bar.
 
     **Example**

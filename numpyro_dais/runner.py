@@ -7,7 +7,8 @@ How the particles of an estimator are run: compiled programs, blocks, chunks and
 All particles go through one compiled program, a number of them at a time. On the host they come in blocks:
 blocks of one size share a program, whatever the number of particles. Where there is no host, under
 :func:`jax.jit`, :func:`jax.vmap` or :func:`jax.grad`, and where the user has said how many run at a time or wants
-a progress bar, one block holds them all, and the program itself takes them in chunks.
+a progress bar, one block holds them all, and the program itself takes them in chunks. (Particles that depend on
+each other, in islands, have a program of their own in :class:`~numpyro_dais.estimators.DAIS`.)
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from numpyro_dais.reversible import Reversible
 from numpyro_dais.settings import Settings, is_concrete
 from numpyro_dais.target import make_target
 
-__all__ = ["Runner", "StepSizeRule", "default_chunk_size"]
+__all__ = ["Runner", "StepSizeRule"]
 
 # The next step size, from the last one and its mean acceptance.
 StepSizeRule = Callable[[jax.Array, jax.Array], jax.Array]
@@ -96,7 +97,7 @@ class Runner:
         is_whole = has_bar or self.chunk_size is not None or self.step_size_rule is not None
         block = num_particles
         if not is_whole and is_concrete((rng_key, problem, settings)):
-            block = min(block, default_chunk_size(problem))
+            block = min(block, _default_chunk_size(problem))
         runs = [
             self._jitted_forward(
                 rng_key,
@@ -129,7 +130,7 @@ class Runner:
 
     def chunk_size_of(self, problem: Problem) -> int:
         """Returns how many particles run at a time in one program."""
-        return default_chunk_size(problem) if self.chunk_size is None else self.chunk_size
+        return _default_chunk_size(problem) if self.chunk_size is None else self.chunk_size
 
     def make_on_step(self, num_steps: int, num_chunks: int) -> Callable[[jax.Array], None] | None:
         """Returns what moves the progress bar at each step of each chunk, if there is one."""
@@ -175,8 +176,8 @@ class Runner:
         )
 
 
-def default_chunk_size(problem: Problem) -> int:
-    """Returns as many particles at a time as memory surely has room for."""
+def _default_chunk_size(problem: Problem) -> int:
+    """As many particles at a time as memory surely has room for."""
     leaves = jax.tree.leaves((problem.args, problem.kwargs))
     rows = [max(1, jnp.size(leaf) // max(jnp.shape(leaf)[-1:], default=1)) for leaf in leaves]
     sizes = [

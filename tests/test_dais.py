@@ -14,7 +14,7 @@ import pytest
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dais import DAIS, Settings, chain
+from numpyro_dais import DAIS, Settings, chain, runner
 from numpyro_dais.linear_regression import LinearRegression
 from numpyro_dais.problem import Problem
 from numpyro_dais.schedule import fourth_root_step_size, linear
@@ -54,6 +54,36 @@ def test_chunks_do_not_change_the_particles():
     np.testing.assert_allclose(
         whole.log_evidence().log_weights, chunked.log_evidence().log_weights, rtol=1e-5
     )
+
+
+def test_blocks_share_a_program_and_do_not_change_the_particles(monkeypatch):
+    num_runs = 0
+
+    def model():
+        nonlocal num_runs
+        num_runs += 1
+        one_normal()
+
+    whole = DAIS(one_normal, num_particles=24, **EXPLICIT).log_evidence()
+    monkeypatch.setattr(runner, "_MAX_CHUNK", 8)
+    monkeypatch.setattr(runner, "_MIN_CHUNK", 8)
+    estimator = DAIS(model, **EXPLICIT)
+    counts = []
+    for num_particles in (8, 24):
+        estimator.num_particles = num_particles
+        blocks = estimator.log_evidence()
+        counts.append(num_runs)
+    assert counts[0] == counts[1]
+    np.testing.assert_allclose(blocks.log_weights, whole.log_weights, rtol=1e-5)
+    np.testing.assert_allclose(blocks.positions, whole.positions, rtol=1e-5)
+
+
+def test_progress_bar_is_not_for_trials(capsys):
+    """Not even where trials have as many steps and particles as the run that is reported."""
+    estimator = DAIS(one_normal, num_steps=50, num_particles=8, damping=0.9, progress_bar=True)
+    estimator.log_evidence()
+    jax.effects_barrier()
+    assert capsys.readouterr().err.count("| 0/50") == 1  # as it opens
 
 
 def test_progress_bar_opens_on_every_run(capsys):
