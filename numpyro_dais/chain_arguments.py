@@ -22,7 +22,7 @@ class ChainArguments(NamedTuple):
     :param num_steps: the number of steps.
     :param damping: a number, or one per step.
     :param schedule: a function of the number of steps, or the inverse temperatures themselves.
-    :param preconditioner: that of the settings, or None.
+    :param preconditioner: as it was given, or None.
     :param settings: all of them, or None if a step size is still to be found.
     :param ratio: the damping as a fraction, which ``memory="reversible"`` needs.
     :param given_steps: the number of steps as it was given, or None.
@@ -66,16 +66,16 @@ def resolve_chain(
     ratio = None
     if memory == "reversible":
         damping, ratio = rational_damping(damping if settings is None else settings.damping)
-    if settings is not None:
-        settings = settings if ratio is None else settings._replace(damping=damping)
-        resolved = settings.num_steps
+    if settings is None:
+        resolved_steps = resolve_num_steps(num_steps, schedule)
     else:
-        resolved = resolve_num_steps(num_steps, schedule)
+        resolved_steps = settings.num_steps
+        settings = settings if ratio is None else settings._replace(damping=damping)
     chain = ChainArguments(
-        resolved, damping, schedule, preconditioner, settings, ratio, num_steps, is_free
+        resolved_steps, damping, schedule, preconditioner, settings, ratio, num_steps, is_free
     )
-    if settings is not None:
-        return chain
-    # A stand-in step size has the other settings checked here, not in the run.
-    checked = chain.settings_at(1.0 if step_size is None else step_size)
-    return chain if step_size is None else chain._replace(settings=checked)
+    if settings is None:
+        # A stand-in step size has the other settings checked here, not in the run.
+        checked = chain.settings_at(1.0 if step_size is None else step_size)
+        settings = None if step_size is None else checked
+    return chain._replace(settings=settings)
