@@ -19,7 +19,7 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size
 
 from numpyro_dais.bennett import bennett
-from numpyro_dais.numpyro_internals import psis_khat as _psis_khat
+from numpyro_dais.numpyro_internals import psis_khat
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings, is_concrete
 from numpyro_dais.target import make_target
@@ -28,6 +28,7 @@ __all__ = ["Evidence"]
 
 _KHAT_MIN_PARTICLES = 25
 _KHAT_LIMIT = 0.7
+_TOLERATED_LOSS = 0.1  # of a standard error
 _ESS_LIMIT = 5.0
 
 
@@ -339,13 +340,16 @@ class Evidence:
         faults = list(self.notes)
         num_bad_starts = int(np.sum(~np.asarray(self.is_start_finite)))
         num_nonfinite = int(np.sum(~np.isfinite(log_weights)))
-        if num_bad_starts:
+        # What goes missing with them is no matter if it is far below the error.
+        smallest_error = float(np.min(np.asarray(self.standard_error)))
+        tolerated = _TOLERATED_LOSS * (smallest_error if np.isfinite(smallest_error) else 0.0)
+        if num_bad_starts > tolerated * num_particles:
             faults.append(
                 f"{num_bad_starts} of {num_particles} draws from the start were not finite "
                 f"({num_bad_starts / num_particles:.0%}), and the estimate is too low by about their share; "
                 "enable x64 with numpyro.enable_x64()."
             )
-        elif num_nonfinite:
+        elif num_nonfinite > tolerated * log_weights.size:
             faults.append(
                 f"{num_nonfinite} of {log_weights.size} weights were not finite and count as zero, so the "
                 "estimate may be too low; try a smaller step size, or x64."
@@ -466,7 +470,7 @@ def _khat(log_weights: np.ndarray, resolution: float) -> float:
         return 0.0  # equal weights: the perfect result, in whose tail there is nothing to fit
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # too few tail samples: infinity says so
-        return _psis_khat(log_weights)
+        return psis_khat(log_weights)
 
 
 def _with_error(value: Any, error: Any) -> str:

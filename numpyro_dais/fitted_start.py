@@ -4,20 +4,22 @@
 r"""
 A start that was fitted to the posterior: a few modes, heavy tails, and a share of the original start.
 
-One mode is a *conditional Gaussian*. With :math:`t = (u - m) / d` and the coordinates in a fixed order,
+One mode is a *conditional Gaussian*. With :math:`t = (u - m) / d` and the coordinates in a fixed order, each
+:math:`t_j` given those before it has a density like the posterior of a Gaussian mean in a hierarchical model: a
+likelihood of constant width times a prior whose width depends on coordinates before it,
 
 .. math::
 
-    x_j = e^{-h(S_j t)} \, (t_j - B_j t), \qquad z_j = \sinh(e^{\tau_j} \sinh^{-1} x_j - \epsilon_j),
+    N(t_j \mid B_j t, \, e^{2 a_j}) \; N(t_j \mid \alpha_j + A_j t, \, e^{2 S_j t}),
 
-where :math:`B, S` are strictly lower triangular and :math:`z` is standard normal. With :math:`B` alone this is a
-Gaussian with full covariance. With slopes :math:`S` the scale of a coordinate depends on those before it, as the
-effects of a hierarchical model do on the logarithm of their scale: funnels are of this kind.
-:math:`h(x) = 6 \tanh(x/6)` keeps the scales within bounds. The last map (Jones and Pewsey 2009) gives each
-coordinate skewness and tails of its own.
+where :math:`A, B, S` are strictly lower triangular. So it has the funnels of such models, from the tip, where the
+prior decides, to the mouth, where the data do. With :math:`B` alone, and no prior, it is a Gaussian with full
+covariance. A last map (Jones and Pewsey 2009), :math:`z_j = \sinh(e^{\tau_j} \sinh^{-1} x_j - \epsilon_j)` from the
+standardised :math:`x_j` to standard normal :math:`z_j`, gives each coordinate skewness and tails of its own.
 
-Tails: a share of the :math:`z` is multivariate Student-t, in another share one coordinate, any, is three times
-as wide, and a share of all draws is from the original start, the prior. A weight then never exceeds the likelihood divided by that share (defensive importance sampling,
+Tails: a share of the :math:`z` is multivariate Student-t; in another share one coordinate is three times as wide,
+any, but most often one on which the widths of others depend; and a share of all draws is from the original
+start, the prior. A weight then never exceeds the likelihood divided by that share (defensive importance sampling,
 Hesterberg 1995), so its variance is finite wherever the likelihood is bounded.
 """
 
@@ -28,6 +30,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.special import gammaln, logsumexp
+import numpy as np
 
 __all__ = [
     "BASE_SHARE",
@@ -40,9 +43,9 @@ __all__ = [
 ]
 
 BASE_SHARE = 0.05
-_MAX_LOG_SCALE = 6.0
+_MAX_LOG_SCALE = 20.0
 _TAIL_SHARE, _TAIL_DF = 0.05, 5
-_AXIS_SHARE, _AXIS_SCALE = 0.1, 3.0
+_AXIS_SHARE, _AXIS_SCALE = 0.2, 3.0
 
 
 class Component(NamedTuple):
@@ -53,14 +56,18 @@ class Component(NamedTuple):
     :param log_scale: the logarithm of :math:`d`, ``[num_dims]``.
     :param coupling: :math:`B`, ``[num_dims, num_dims]``, of which only the part below the diagonal counts; None
         for independent coordinates.
-    :param slopes: :math:`S`, likewise; None for none.
+    :param prior_coupling: :math:`A`, likewise; None if there is no prior.
+    :param slopes: :math:`S`, likewise.
+    :param gate: :math:`a` and :math:`\alpha`, ``[2, num_dims]``, likewise.
     :param shape: :math:`\epsilon` and :math:`\tau`, ``[2, num_dims]``; None for a Gaussian.
     """
 
     loc: jax.Array
     log_scale: jax.Array
     coupling: jax.Array | None = None
+    prior_coupling: jax.Array | None = None
     slopes: jax.Array | None = None
+    gate: jax.Array | None = None
     shape: jax.Array | None = None
 
 
@@ -87,10 +94,13 @@ class Mixture(NamedTuple):
     @property
     def description(self) -> str:
         """What it is, in words."""
-        kind = "Gaussian" if self.components.shape is None else "conditional Gaussian"
+        if self.components.shape is not None:  # one mode, and a share for what it was fitted from
+            slopes = self.components.slopes
+            is_conditional = slopes is not None and np.any(slopes)
+            return f"a fitted {'conditional ' if is_conditional else ''}Gaussian"
         if self.num_modes == 1:
-            return f"a fitted {kind}"
-        return f"a mixture of {self.num_modes} fitted {kind}s"
+            return "a fitted Gaussian"
+        return f"a mixture of {self.num_modes} fitted Gaussians"
 
     def sample(self, rng_key: jax.Array) -> jax.Array:
         """Returns a draw ``[num_dims]``."""
@@ -101,9 +111,13 @@ class Mixture(NamedTuple):
         normals = random.normal(normal_key, (num_dims + _TAIL_DF,))
         edges = jnp.cumsum(jnp.exp(self.log_shares))
         mode = jnp.sum(uniforms[0] * edges[-1] >= edges[:-1])
-        component = jax.tree.map(lambda x: x[mode], self.components)
-        noise = _noise(uniforms[1], uniforms[2], normals[:num_dims], normals[num_dims:])
-        ordered = from_noise(component, noise)
+
+        def draw(component: Component) -> jax.Array:
+            noise = _noise(component, uniforms[1:], normals[:num_dims], normals[num_dims:])
+            return from_noise(component, noise)
+
+        # All modes, and then one: to pick a mode first would copy its matrices for each of many particles.
+        ordered = jax.vmap(draw)(self.components)[mode]
         return jnp.zeros_like(ordered).at[self.order].set(ordered)
 
     def log_density(self, position: jax.Array) -> jax.Array:
@@ -155,13 +169,13 @@ def to_noise(component: Component, position: jax.Array) -> tuple[jax.Array, jax.
     :param position: ordered coordinates, ``[num_dims]``.
     """
     scaled = (position - component.loc) * jnp.exp(-component.log_scale)
-    noise = scaled
-    if component.coupling is not None:
-        noise = noise - jnp.tril(component.coupling, -1) @ scaled
-    log_det = -jnp.sum(component.log_scale)
+    noise, log_det = scaled, -jnp.sum(component.log_scale)
     if component.slopes is not None:
-        log_scales = _bounded(jnp.tril(component.slopes, -1) @ scaled)
-        noise, log_det = noise * jnp.exp(-log_scales), log_det - jnp.sum(log_scales)
+        matrices, gate = _conditioning(component)
+        mean, log_scales = _conditional(*[matrix @ scaled for matrix in matrices], *gate)
+        noise, log_det = (scaled - mean) * jnp.exp(-log_scales), log_det - jnp.sum(log_scales)
+    elif component.coupling is not None:
+        noise = noise - jnp.tril(component.coupling, -1) @ scaled
     if component.shape is not None:
         skewness, tail = component.shape
         angle = jnp.exp(tail) * jnp.arcsinh(noise) - skewness
@@ -182,17 +196,13 @@ def from_noise(component: Component, noise: jax.Array) -> jax.Array:
         noise = jnp.sinh((jnp.arcsinh(noise) + skewness) * jnp.exp(-tail))
     scaled = noise
     if component.slopes is not None:
-        coupling = jnp.zeros_like(component.slopes)
-        if component.coupling is not None:
-            coupling = jnp.tril(component.coupling, -1)
 
         def body(scaled: jax.Array, xs: Any) -> tuple[jax.Array, None]:
-            index, row, slope, z = xs
-            value = row @ scaled + jnp.exp(_bounded(slope @ scaled)) * z
-            return scaled.at[index].set(value), None
+            index, z, rows, gate = xs
+            mean, log_scale = _conditional(*[row @ scaled for row in rows], *gate)
+            return scaled.at[index].set(mean + jnp.exp(log_scale) * z), None
 
-        slopes = jnp.tril(component.slopes, -1)
-        xs = jnp.arange(noise.size), coupling, slopes, noise
+        xs = jnp.arange(noise.size), noise, *_conditioning(component)
         scaled, _ = lax.scan(body, jnp.zeros_like(noise), xs)
     elif component.coupling is not None:
         unit = jnp.eye(noise.size, dtype=noise.dtype) - jnp.tril(component.coupling, -1)
@@ -203,29 +213,56 @@ def from_noise(component: Component, noise: jax.Array) -> jax.Array:
 def component_log_density(component: Component, position: jax.Array) -> jax.Array:
     """Returns the log density of a mode, tails included, at ordered coordinates."""
     noise, log_det = to_noise(component, position)
-    return _noise_log_density(noise) + log_det
+    return _noise_log_density(component, noise) + log_det
 
 
-def _bounded(log_scale: jax.Array) -> jax.Array:
-    return _MAX_LOG_SCALE * jnp.tanh(log_scale / _MAX_LOG_SCALE)
+def _conditioning(component: Component) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Matrices and vectors of the two Gaussians, one row or number for each coordinate."""
+    matrices: list[Any] = [component.coupling, component.prior_coupling, component.slopes]
+    gate: Any = component.gate
+    return [jnp.tril(matrix, -1) for matrix in matrices], list(gate)
+
+
+def _conditional(
+    likelihood_mean: jax.Array,
+    prior_mean: jax.Array,
+    log_prior_scale: jax.Array,
+    log_likelihood_scale: jax.Array,
+    offset: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and log scale of the product of two Gaussians."""
+    log_prior_scale = _MAX_LOG_SCALE * jnp.tanh(log_prior_scale / _MAX_LOG_SCALE)
+    share = jax.nn.sigmoid(2 * (log_prior_scale - log_likelihood_scale))
+    mean = share * likelihood_mean + (1 - share) * (prior_mean + offset)
+    return mean, -0.5 * jnp.logaddexp(-2 * log_prior_scale, -2 * log_likelihood_scale)
 
 
 def _log_cosh(x: jax.Array) -> jax.Array:
     return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - jnp.log(2.0)
 
 
+def _axis_shares(component: Component) -> jax.Array:
+    """Shares of the draws in which each coordinate is wide."""
+    num_dims = component.loc.size
+    shares = jnp.full(num_dims, 1 / num_dims)
+    if component.slopes is not None:
+        influence = jnp.sum(jnp.tril(component.slopes, -1) ** 2, axis=0) + 1e-6 / num_dims
+        shares = 0.5 * shares + 0.5 * influence / jnp.sum(influence)
+    return _AXIS_SHARE * shares
+
+
 def _noise(
-    kind: jax.Array, place: jax.Array, normals: jax.Array, tail_normals: jax.Array
+    component: Component, uniforms: jax.Array, normals: jax.Array, tail_normals: jax.Array
 ) -> jax.Array:
-    """Normal, Student-t, or normal with one wide coordinate, from uniforms and standard normals."""
+    """Normal, Student-t, or normal with one wide coordinate, from two uniforms and standard normals."""
     mixing = jnp.mean(tail_normals**2)  # chi-squared over its degrees of freedom
-    axis = (place * normals.size).astype(int)
+    edges = jnp.cumsum(_axis_shares(component))
+    axis = jnp.sum(uniforms[1] >= edges)  # the last of them: none
     wide = jnp.where(jnp.arange(normals.size) == axis, _AXIS_SCALE * normals, normals)
-    is_tail, is_axis = kind < _TAIL_SHARE, kind >= 1 - _AXIS_SHARE
-    return jnp.where(is_tail, normals * lax.rsqrt(mixing), jnp.where(is_axis, wide, normals))
+    return jnp.where(uniforms[0] < _TAIL_SHARE, normals * lax.rsqrt(mixing), wide)
 
 
-def _noise_log_density(noise: jax.Array) -> jax.Array:
+def _noise_log_density(component: Component, noise: jax.Array) -> jax.Array:
     num_dims, df = noise.size, _TAIL_DF
     square = jnp.sum(noise**2)
     log_normal = -0.5 * square - 0.5 * num_dims * jnp.log(2 * jnp.pi)
@@ -234,6 +271,6 @@ def _noise_log_density(noise: jax.Array) -> jax.Array:
     )
     log_tail = log_tail - 0.5 * (df + num_dims) * jnp.log1p(square / df)
     log_wider = 0.5 * (1 - _AXIS_SCALE**-2) * noise**2 - jnp.log(_AXIS_SCALE)
-    log_axis = log_normal + logsumexp(log_wider) - jnp.log(num_dims)
-    shares = jnp.array([1 - _TAIL_SHARE - _AXIS_SHARE, _TAIL_SHARE, _AXIS_SHARE])
-    return logsumexp(jnp.log(shares) + jnp.stack([log_normal, log_tail, log_axis]))
+    log_wide = logsumexp(log_wider + jnp.log(_axis_shares(component)))
+    log_body = log_normal + jnp.logaddexp(jnp.log1p(-_AXIS_SHARE), log_wide)
+    return jnp.logaddexp(jnp.log1p(-_TAIL_SHARE) + log_body, jnp.log(_TAIL_SHARE) + log_tail)

@@ -185,8 +185,8 @@ def variational_fit(
     problem: Problem,
     component: Component,
     order: jax.Array,
-    num_iterations: int,
     learning_rate: jax.Array,
+    num_iterations: int,
 ) -> tuple[Component, jax.Array]:
     r"""
     Returns a mode that has been fitted by ascent on the ELBO, and the ELBO along the way.
@@ -198,8 +198,8 @@ def variational_fit(
     :param problem: the problem, whose joint density is to be fitted.
     :param component: where the fit begins; what is None in it stays so.
     :param order: the order of the coordinates.
-    :param num_iterations: each with ``VARIATIONAL_DRAWS`` gradients.
     :param learning_rate: of Adam, in units of the scale at the beginning.
+    :param num_iterations: each with ``VARIATIONAL_DRAWS`` gradients.
     """
     unit = jnp.exp(component.log_scale)
     num_dims = component.loc.size

@@ -10,6 +10,7 @@ reported run, whose randomness is fresh, so that its weights are unbiased whatev
 """
 
 from collections.abc import Callable
+from functools import partial
 import math
 from typing import NamedTuple
 import warnings
@@ -21,7 +22,7 @@ import numpy as np
 
 from numpyro_dais.annealing import anneal, damping_of
 from numpyro_dais.fitted_start import BASE_SHARE, Component, FittedStart, Mixture
-from numpyro_dais.numpyro_internals import psis_khat as _psis_khat
+from numpyro_dais.numpyro_internals import psis_khat
 from numpyro_dais.pilot import PilotPath, move_population, run_pilot, start_population
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings, make_settings
@@ -54,17 +55,18 @@ DEFAULT_TARGET_ERROR = 0.005
 DEFAULT_BUDGET = 100_000
 _NUM_BASE_DRAWS = 256
 _NUM_STARTS = 16
-_NUM_TESTS = 1024  # one block of particles
-_GAUSSIAN_ITERATIONS, _GAUSSIAN_RATE = 300, 0.05
-_SHAPED_ITERATIONS, _SHAPED_RATE = 500, 0.03
-_OTHERS_SHARE = 0.2
-_KHAT_LIMIT = 0.7  # of weights without steps
+_NUM_ITERATIONS = 500  # of a variational fit, which may be continued
+_LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
+_HEAVY_KHAT = 0.3  # of a test, from which the variance may be much larger than it shows
+_LAPLACE_SHARE = 0.1  # beside a variational fit
+_GOOD_ENOUGH = 0.03  # nats without steps, for which these would cost a pilot run first
 _START_KHAT_LIMIT = 1.0  # of a start that steps are to mend
-_FIT_SHARE = 0.4  # of the budget
+_FIT_SHARE = 0.5  # of the budget
 _SAFETY = 1.25  # of the number of particles: their variance is known from a test only
 _MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32  # wanted, and if the budget is short
 _MAX_PARTICLES = 2**18
 _BLOCK = 1024
+_NUM_BLOCKS_OF_TEST = 4
 _PILOT_SHARE = 0.2
 _NUM_TRIAL_STEPS = 32
 _NUM_TRIAL_PARTICLES = 16
@@ -104,8 +106,8 @@ class _Quality(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The variance, as it will be once the tail has shown: smaller is better."""
-        return self.variance * math.exp(8 * max(self.khat - _KHAT_LIMIT, 0.0))
+        """The variance, as it may be once the tail has shown: smaller is better."""
+        return self.variance * math.exp(8 * max(self.khat - _HEAVY_KHAT, 0.0))
 
 
 class _Fit(NamedTuple):
@@ -164,7 +166,7 @@ class Tuner:
         self._draws = jax.jit(_draws, static_argnums=2)
         self._density = jax.jit(log_joint_and_gradient)
         self._curvature = jax.jit(curvature_at)
-        self._variational = jax.jit(variational_fit, static_argnames="num_iterations")
+        self._variational = jax.jit(partial(variational_fit, num_iterations=_NUM_ITERATIONS))
         self._population = jax.jit(start_population, static_argnums=2)
         self._move = jax.jit(move_population)
 
@@ -181,8 +183,7 @@ class Tuner:
         error = math.inf
         if fit is not None and goal.num_steps is None:
             num_particles, error = _plan_particles(fit.quality.score, 0.5, goal, spent)
-            is_good = error <= goal.target_error and fit.quality.khat < _KHAT_LIMIT
-            if is_good:
+            if error <= max(goal.target_error, _GOOD_ENOUGH):
                 return _without_steps(fit, num_particles, spent)
         started, mixture = problem, None
         if fit is not None and fit.quality.khat < _START_KHAT_LIMIT:
@@ -233,57 +234,48 @@ class Tuner:
             return None, spent
         mixture, num_hessians = laplace_mixture(modes, density_fn, curvature_fn, order)
         spent += num_hessians * num_dims
+        laplace = _with_prior(jax.tree.map(lambda x: x[0], mixture.components))
 
-        def test(mixture: Mixture) -> _Fit:
+        def test(mixture: Mixture, num_draws: int = _BLOCK) -> _Fit:
             nonlocal spent
-            spent += _NUM_TESTS / 2
+            spent += num_draws / 2
             mixture = mixture._replace(base_share=BASE_SHARE if are_finite else 0.0)
-            log_weights = self._run_fn(
-                next(keys), with_fit(problem, mixture), no_steps(), _NUM_TESTS
-            )
+            started = with_fit(problem, mixture)
+            log_weights = self._run_fn(next(keys), started, no_steps(), num_draws)
             return _Fit(mixture, _quality(log_weights))
 
-        def is_worth(best: _Fit, num_iterations: int) -> bool:
-            """Whether a better fit may save more than it costs."""
-            cost = num_iterations * VARIATIONAL_DRAWS
-            needed = 0.5 * _SAFETY * best.quality.score / goal.target_error**2
+        def is_worth(fit: _Fit) -> bool:
+            """Whether going on may save more than it costs."""
+            cost = _NUM_ITERATIONS * VARIATIONAL_DRAWS
+            needed = 0.5 * _SAFETY * fit.quality.score / goal.target_error**2
             return needed > 1.5 * cost and spent + cost < most
 
-        def variational(component: Component, num_iterations: int, rate: float) -> _Fit:
+        def variational(begin: Component, rate: float) -> tuple[Component, float]:
+            """A fit, and its ELBO."""
             nonlocal spent
-            spent += num_iterations * VARIATIONAL_DRAWS
-            component, _ = self._variational(
-                next(keys),
-                problem,
-                component,
-                order,
-                num_iterations=num_iterations,
-                learning_rate=rate,
-            )
-            return test(_single(component, order))
+            spent += _NUM_ITERATIONS * VARIATIONAL_DRAWS
+            component, elbos = self._variational(next(keys), problem, begin, order, rate)
+            return component, float(np.mean(elbos[-_NUM_ITERATIONS // 5 :]))
 
-        best = test(mixture)
         if mixture.num_modes > 1:  # a fit around one of them would look good, and miss the others
-            return best, spent
-        gaussian = _component(best)
-        begins = [gaussian]
-        if is_worth(best, _GAUSSIAN_ITERATIONS):
-            fits = [variational(gaussian, _GAUSSIAN_ITERATIONS, _GAUSSIAN_RATE)]
-            # The mode of a funnel is far from its mass: begin at the middle of the start as well.
-            if fits[0].quality.khat > _KHAT_LIMIT and is_worth(fits[0], _GAUSSIAN_ITERATIONS):
-                broad = _broad(center[order], spread[order], gaussian)
-                fits.append(variational(broad, _GAUSSIAN_ITERATIONS, _GAUSSIAN_RATE))
-            fits.sort(key=lambda fit: fit.quality.score)
-            begins = [_component(fit) for fit in fits]
-            best = min([best, *fits], key=lambda fit: fit.quality.score)
-        for begin in begins:
-            if is_worth(best, _SHAPED_ITERATIONS):
-                shaped = variational(_with_shape(begin), _SHAPED_ITERATIONS, _SHAPED_RATE)
-                best = min([best, shaped], key=lambda fit: fit.quality.score)
-        if len(begins) == 1 and begins[0] is gaussian:
-            return best, spent
-        # A variational fit may leave out where the density is highest, and its own draws would not show it.
-        return test(_supported(_component(best), [gaussian, *begins], order)), spent
+            return test(mixture), spent
+        fit = first = test(_supported(laplace, laplace, order))
+        fitted, elbo = laplace, -math.inf
+        begins = [laplace, _broad(center[order], spread[order], laplace)]
+        for rate in _LEARNING_RATES:
+            if not is_worth(fit):
+                break
+            # The mode of a funnel is far from its mass: then begin at the middle of the start as well.
+            begin = begins.pop(0) if begins else fitted
+            other, other_elbo = variational(begin, rate)
+            if not other_elbo < elbo:
+                fitted, elbo = other, other_elbo
+                fit = test(_supported(fitted, laplace, order))
+            if fit.quality.khat < _HEAVY_KHAT:
+                begins = []
+        if fitted is not laplace:
+            fit = test(fit.mixture, _NUM_BLOCKS_OF_TEST * _BLOCK)
+        return min(first, fit, key=lambda fit: fit.quality.score), spent
 
     def _pilot(
         self, rng_key: jax.Array, problem: Problem, goal: Goal, spent: float
@@ -380,37 +372,39 @@ def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int, most: f
     return np.concatenate([cube[: num_starts - num_draws], draws[:num_draws]]).astype(np.float64)
 
 
-def _component(fit: _Fit) -> Component:
-    return jax.tree.map(lambda x: x[0], fit.mixture.components)
-
-
-def _supported(best: Component, others: list[Component], order: np.ndarray) -> Mixture:
-    """The best fit, with a share for the others."""
-    others = [other for other in others if not np.array_equal(other.loc, best.loc)]
-    if best.shape is not None:
-        others = [_with_shape(other) for other in others]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), best, *others)
-    shares = np.array([1 - _OTHERS_SHARE, *[_OTHERS_SHARE / len(others)] * len(others)])
-    return Mixture(jnp.asarray(order), stacked, jnp.asarray(np.log(shares), float))
-
-
-def _single(component: Component, order: np.ndarray) -> Mixture:
-    return Mixture(jnp.asarray(order), jax.tree.map(lambda x: x[None], component), jnp.zeros(1))
+def _supported(fitted: Component, laplace: Component, order: np.ndarray) -> Mixture:
+    """
+    A fit with a share for Laplace's approximation: a variational fit may leave out where the density is highest,
+    and its own draws would not show it.
+    """
+    components = jax.tree.map(lambda *leaves: jnp.stack(leaves), fitted, laplace)
+    log_shares = jnp.log(jnp.array([1 - _LAPLACE_SHARE, _LAPLACE_SHARE]))
+    return Mixture(jnp.asarray(order), components, log_shares)
 
 
 def _broad(center: np.ndarray, spread: np.ndarray, like: Component) -> Component:
     """A narrow start at the middle of the prior; or at zero, as NumPyro's, where that is vague."""
     center = np.where(spread < 10.0, center, 0.0)
     component = gaussian_component(center, np.minimum(spread, 0.3) ** 2)
-    return component._replace(coupling=jax.tree.map(jnp.zeros_like, like.coupling))
+    return _with_prior(component._replace(coupling=jax.tree.map(jnp.zeros_like, like.coupling)))
 
 
-def _with_shape(component: Component) -> Component:
-    shape = jnp.zeros((2, component.loc.size))
-    return component._replace(slopes=jax.tree.map(jnp.zeros_like, component.coupling), shape=shape)
+def _with_prior(component: Component) -> Component:
+    """The same Gaussian, as a product of two that are equally wide, and with a shape to be fitted."""
+    zeros = jnp.zeros((2, component.loc.size))
+    component = component._replace(shape=zeros)
+    if component.coupling is None:
+        return component
+    return component._replace(
+        log_scale=component.log_scale + 0.5 * math.log(2.0),
+        prior_coupling=component.coupling,
+        slopes=jnp.zeros_like(component.coupling),
+        gate=zeros,
+    )
 
 
 def _quality(log_weights: np.ndarray) -> _Quality:
+    log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
     finite = log_weights[np.isfinite(log_weights)]
     if len(finite) < len(log_weights) / 2:
         return _Quality(math.inf, math.inf)
@@ -418,7 +412,7 @@ def _quality(log_weights: np.ndarray) -> _Quality:
         return _Quality(float(np.var(finite)), 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        khat = float(_psis_khat(np.where(np.isfinite(log_weights), log_weights, finite.min())))
+        khat = float(psis_khat(np.where(np.isfinite(log_weights), log_weights, finite.min())))
     return _Quality(_relative_variance(log_weights), khat)
 
 
@@ -433,6 +427,8 @@ def _plan_particles(
     """The number of particles for the wanted error, or as many as the budget allows, and their error."""
     variance = max(_SAFETY * variance, 1e-12)
     affordable = max(int((goal.budget - spent) / cost_per_particle), 1)
+    if affordable > _BLOCK:
+        affordable -= affordable % _BLOCK
     wanted = math.ceil(variance / goal.target_error**2)
     wanted = min(max(wanted, _MIN_PARTICLES), _MAX_PARTICLES)
     num_particles = min(_round_up(wanted), affordable)

@@ -30,13 +30,15 @@ SHAPED = Component(
     loc=jnp.array([0.5, -1.0, 2.0]),
     log_scale=jnp.array([0.1, -0.4, 0.3]),
     coupling=jnp.array(RNG.normal(size=(3, 3))) * 0.4,
-    slopes=jnp.array(RNG.normal(size=(3, 3))) * 0.3,
+    prior_coupling=jnp.array(RNG.normal(size=(3, 3))) * 0.4,
+    slopes=jnp.array(RNG.normal(size=(3, 3))) * 0.5,
+    gate=jnp.array([[0.2, -0.3, 0.5], [0.4, 0.1, -0.6]]),
     shape=jnp.array([[0.3, -0.2, 0.1], [0.1, -0.1, 0.2]]),
 )
 KINDS = {
     "independent": SHAPED._replace(coupling=None, slopes=None, shape=None),
     "Gaussian": SHAPED._replace(slopes=None, shape=None),
-    "slopes": SHAPED._replace(shape=None),
+    "prior": SHAPED._replace(shape=None),
     "shape": SHAPED._replace(slopes=None),
     "conditional": SHAPED,
 }
@@ -189,13 +191,15 @@ def test_nothing_said_gives_a_precise_answer(tuned_groups):
     assert error < 0.006
     assert evidence.num_gradients <= 20_000
     assert not evidence.warnings
-    assert re.search("particles from a .*fitted Gaussians?, no steps", str(evidence))
+    assert re.search("particles from a fitted (conditional )?Gaussian, no steps", str(evidence))
 
 
 def test_settings_are_printed_saved_and_used_again(tuned_groups, tmp_path):
     evidence = tuned_groups[1]
     settings = evidence.settings
-    assert re.match("Settings without steps\n  start: a .*fitted Gaussians?; for ", repr(settings))
+    assert re.match(
+        "Settings without steps\n  start: a fitted (conditional )?Gaussian; for ", repr(settings)
+    )
     settings.save(tmp_path / "settings.npz")
     loaded = load_settings(tmp_path / "settings.npz")
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), loaded, settings)
