@@ -27,7 +27,7 @@ REFERENCES = {
     "breast_cancer": (-55.222, 0.004),  # long runs
     "sonar": (-108.39, 0.01),  # long runs
     "ionosphere": (-111.607, 0.005),  # long runs
-    "seeds": (-73.406, 0.001),  # benchmarks/seeds_reference.py
+    "seeds": (-73.407, 0.001),  # benchmarks/seeds_reference.py
 }
 
 
