@@ -54,7 +54,8 @@ DEFAULT_NUM_PARTICLES = 128
 DEFAULT_TARGET_ERROR = 0.005
 DEFAULT_BUDGET = 100_000
 _NUM_BASE_DRAWS = 256
-_NUM_STARTS = 16
+_NUM_STARTS = 192
+_SEARCH_SHARE = 0.03  # of the budget, for modes
 _NUM_ITERATIONS = 500  # of a variational fit, which may be continued
 _LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
 _HEAVY_KHAT = 0.3  # of a test, from which the variance may be much larger than it shows
@@ -219,7 +220,7 @@ class Tuner:
         center, spread = np.zeros(num_dims), np.ones(num_dims)
         if len(draws) >= _NUM_BASE_DRAWS // 2:
             center, spread = np.median(draws, axis=0), start_spread(draws)
-        starts = _search_starts(next(keys), draws, num_dims, most)
+        starts = _search_starts(next(keys), draws, num_dims)
 
         def density_fn(position: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._density(problem, jnp.asarray(position, float))
@@ -228,7 +229,8 @@ class Tuner:
         def curvature_fn(position: np.ndarray) -> np.ndarray:
             return np.asarray(self._curvature(problem, jnp.asarray(position, float)))
 
-        modes = find_modes(density_fn, starts, center, spread, int(most / 2))
+        most_searches = int(_SEARCH_SHARE * goal.budget)
+        modes = find_modes(density_fn, starts, center, spread, most_searches)
         spent = float(modes.num_evaluations)
         if not len(modes.positions):
             return None, spent
@@ -258,7 +260,9 @@ class Tuner:
             return component, float(np.mean(elbos[-_NUM_ITERATIONS // 5 :]))
 
         if mixture.num_modes > 1:  # a fit around one of them would look good, and miss the others
-            return test(mixture), spent
+            fit = test(mixture)
+            if fit.quality.khat < _START_KHAT_LIMIT:  # else they are no modes, but places on a ridge
+                return fit, spent
         fit = first = test(_supported(laplace, laplace, order))
         fitted, elbo = laplace, -math.inf
         begins = [laplace, _broad(center[order], spread[order], laplace)]
@@ -364,12 +368,14 @@ def _draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> jax.Array:
     return jax.vmap(make_target(problem).sample_fn)(random.split(rng_key, num_draws))
 
 
-def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int, most: float) -> np.ndarray:
-    """Where searches for modes begin: as NumPyro's own, in the cube from -2 to 2, and at draws of the start."""
-    num_starts = int(np.clip(most / 1000, 4, _NUM_STARTS if num_dims <= 200 else 4))
-    cube = np.asarray(random.uniform(rng_key, (num_starts, num_dims), minval=-2.0, maxval=2.0))
-    num_draws = min(len(draws), num_starts // 2)
-    return np.concatenate([cube[: num_starts - num_draws], draws[:num_draws]]).astype(np.float64)
+def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.ndarray:
+    """Where searches for modes begin: in turns in the cube from -2 to 2, as NumPyro's own, and at draws of the start."""
+    num_starts = min(_NUM_STARTS, len(draws))
+    cube = random.uniform(rng_key, (_NUM_STARTS, num_dims), minval=-2.0, maxval=2.0)
+    starts = np.array(cube, np.float64)
+    is_draw = np.arange(num_starts) % 4 != 0
+    starts[:num_starts][is_draw] = draws[:num_starts][is_draw]
+    return starts
 
 
 def _supported(fitted: Component, laplace: Component, order: np.ndarray) -> Mixture:
