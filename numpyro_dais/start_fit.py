@@ -20,14 +20,17 @@ from numpyro_dais.target import make_target
 
 __all__ = [
     "MAX_DENSE_DIMS",
+    "NO_TILT",
     "VARIATIONAL_DRAWS",
     "Modes",
+    "Tilt",
     "curvature_at",
     "find_modes",
     "gaussian_component",
     "laplace_mixture",
     "log_joint",
     "log_joint_and_gradient",
+    "neck_of",
     "variational_fit",
 ]
 
@@ -37,6 +40,8 @@ _MAX_ITERATIONS = 200  # of a search for a mode
 _MAX_MODES = 8
 _NATS_BELOW = 10.0  # a mode whose share is smaller than exp of minus this does not count
 _VALLEY = 1.0  # nats
+_NECK = 4.0  # standard deviations from the middle
+_SMALL_INFLUENCE = 0.1  # a sum of squares of changes of log widths
 
 # The log density at a position, and its gradient.
 DensityFn = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -54,6 +59,49 @@ class Modes(NamedTuple):
     positions: np.ndarray
     log_densities: np.ndarray
     num_evaluations: int
+
+
+class Tilt(NamedTuple):
+    """
+    A Gaussian factor in one coordinate, which draws a fit to where it would not go.
+
+    :param axis: the coordinate, in the order of the fit.
+    :param center: its mean.
+    :param precision: the inverse of its variance; 0 for none.
+    """
+
+    axis: jax.Array | int
+    center: jax.Array | float
+    precision: jax.Array | float
+
+    def log_factor(self, ordered: jax.Array) -> jax.Array:
+        """Returns its logarithm at ordered coordinates."""
+        return -0.5 * self.precision * (ordered[self.axis] - self.center) ** 2
+
+
+NO_TILT = Tilt(0, 0.0, 0.0)
+
+
+def neck_of(component: Component) -> Tilt | None:
+    """
+    Returns the factor that draws a fit into the neck of a funnel: along the coordinate on which the widths of others
+    depend most, to the side where they are narrow. None if no width depends on any.
+
+    :param component: a fit of the whole.
+    """
+    if component.slopes is None:
+        return None
+    slopes = np.tril(component.slopes, -1)
+    influence = np.sum(slopes**2, axis=0)
+    axis = int(np.argmax(influence))
+    if influence[axis] < _SMALL_INFLUENCE:
+        return None
+    side = -float(np.sign(np.sum(slopes[:, axis])))
+    near, far = (
+        float(from_noise(component, jnp.zeros_like(component.loc).at[axis].set(z * side))[axis])
+        for z in (_NECK - 1, _NECK)
+    )
+    return Tilt(axis, far, (far - near) ** -2)
 
 
 def log_joint(problem: Problem, position: jax.Array) -> jax.Array:
@@ -186,6 +234,7 @@ def variational_fit(
     component: Component,
     order: jax.Array,
     learning_rate: jax.Array,
+    tilt: Tilt,
     num_iterations: int,
 ) -> tuple[Component, jax.Array]:
     r"""
@@ -199,6 +248,7 @@ def variational_fit(
     :param component: where the fit begins; what is None in it stays so.
     :param order: the order of the coordinates.
     :param learning_rate: of Adam, in units of the scale at the beginning.
+    :param tilt: a factor of the joint density.
     :param num_iterations: each with ``VARIATIONAL_DRAWS`` gradients.
     """
     unit = jnp.exp(component.log_scale)
@@ -222,7 +272,7 @@ def variational_fit(
             back, log_det = to_noise(fixed, ordered)
             log_q = log_det - 0.5 * jnp.sum(back**2) - 0.5 * num_dims * math.log(2 * math.pi)
             position = jnp.zeros_like(ordered).at[order].set(ordered)
-            return log_joint(problem, position) - log_q
+            return log_joint(problem, position) + tilt.log_factor(ordered) - log_q
 
         return jnp.mean(jax.vmap(elbo)(random.normal(key, (VARIATIONAL_DRAWS, num_dims))))
 

@@ -28,12 +28,15 @@ from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings, make_settings
 from numpyro_dais.spread import start_spread
 from numpyro_dais.start_fit import (
+    NO_TILT,
     VARIATIONAL_DRAWS,
+    Tilt,
     curvature_at,
     find_modes,
     gaussian_component,
     laplace_mixture,
     log_joint_and_gradient,
+    neck_of,
     variational_fit,
 )
 from numpyro_dais.target import coordinate_order, make_target
@@ -59,7 +62,7 @@ _SEARCH_SHARE = 0.03  # of the budget, for modes
 _NUM_ITERATIONS = 500  # of a variational fit, which may be continued
 _LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
 _HEAVY_KHAT = 0.3  # of a test, from which the variance may be much larger than it shows
-_LAPLACE_SHARE = 0.1  # beside a variational fit
+_SUPPORT_SHARE = 0.15  # beside a variational fit
 _GOOD_ENOUGH = 0.03  # nats without steps, for which these would cost a pilot run first
 _START_KHAT_LIMIT = 1.0  # of a start that steps are to mend
 _FIT_SHARE = 0.5  # of the budget
@@ -252,16 +255,20 @@ class Tuner:
             needed = 0.5 * _SAFETY * fit.quality.score / goal.target_error**2
             return needed > 1.5 * cost and spent + cost < most
 
-        def variational(begin: Component, rate: float) -> tuple[Component, float]:
+        def variational(
+            begin: Component, rate: float, tilt: Tilt = NO_TILT
+        ) -> tuple[Component, float]:
             """A fit, and its ELBO."""
             nonlocal spent
             spent += _NUM_ITERATIONS * VARIATIONAL_DRAWS
-            component, elbos = self._variational(next(keys), problem, begin, order, rate)
+            component, elbos = self._variational(next(keys), problem, begin, order, rate, tilt)
             return component, float(np.mean(elbos[-_NUM_ITERATIONS // 5 :]))
 
         if mixture.num_modes > 1:  # a fit around one of them would look good, and miss the others
             fit = test(mixture)
-            if fit.quality.khat < _START_KHAT_LIMIT:  # else they are no modes, but places on a ridge
+            if (
+                fit.quality.khat < _START_KHAT_LIMIT
+            ):  # else they are no modes, but places on a ridge
                 return fit, spent
         fit = first = test(_supported(laplace, laplace, order))
         fitted, elbo = laplace, -math.inf
@@ -275,10 +282,15 @@ class Tuner:
             if not other_elbo < elbo:
                 fitted, elbo = other, other_elbo
                 fit = test(_supported(fitted, laplace, order))
-            if fit.quality.khat < _HEAVY_KHAT:
+            if fit.quality.khat < _HEAVY_KHAT and first.quality.khat < _START_KHAT_LIMIT:
                 begins = []
         if fitted is not laplace:
-            fit = test(fit.mixture, _NUM_BLOCKS_OF_TEST * _BLOCK)
+            tilt, support = neck_of(fitted), laplace
+            if tilt is not None and fit.quality.khat > _HEAVY_KHAT:
+                support, _ = variational(fitted, _LEARNING_RATES[0], tilt)
+            last = test(_supported(fitted, support, order), _NUM_BLOCKS_OF_TEST * _BLOCK)
+            # A larger test sees more of the tail; only a much worse result speaks against the neck.
+            fit = last if last.quality.score < 4 * fit.quality.score else fit
         return min(first, fit, key=lambda fit: fit.quality.score), spent
 
     def _pilot(
@@ -378,13 +390,13 @@ def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.n
     return starts
 
 
-def _supported(fitted: Component, laplace: Component, order: np.ndarray) -> Mixture:
+def _supported(fitted: Component, support: Component, order: np.ndarray) -> Mixture:
     """
-    A fit with a share for Laplace's approximation: a variational fit may leave out where the density is highest,
-    and its own draws would not show it.
+    A fit with a share for another: a variational fit may leave out where the density is highest, or the neck of a
+    funnel, and its own draws would not show it.
     """
-    components = jax.tree.map(lambda *leaves: jnp.stack(leaves), fitted, laplace)
-    log_shares = jnp.log(jnp.array([1 - _LAPLACE_SHARE, _LAPLACE_SHARE]))
+    components = jax.tree.map(lambda *leaves: jnp.stack(leaves), fitted, support)
+    log_shares = jnp.log(jnp.array([1 - _SUPPORT_SHARE, _SUPPORT_SHARE]))
     return Mixture(jnp.asarray(order), components, log_shares)
 
 
