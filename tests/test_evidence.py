@@ -108,6 +108,15 @@ def test_faults_are_said_in_words(log_weights, is_finite, message):
     assert text.split(";")[0] in repr(evidence).replace("\n  Warning: ", " ")
 
 
+def test_a_loss_far_below_the_error_is_no_fault():
+    """One zero in ten thousand weights whose error is a hundredth."""
+    log_weights = np.log(np.random.default_rng(0).gamma(1.0, size=10_000))
+    log_weights[0] = -np.inf
+    evidence = make_evidence(log_weights, is_start_finite=np.arange(10_000) > 0)
+    assert evidence.num_nonfinite == 1
+    assert not evidence.warnings
+
+
 def test_nothing_is_nan_when_every_weight_is_zero():
     evidence = make_evidence(np.full(30, -np.inf))
     assert float(evidence) == -np.inf

@@ -5,6 +5,7 @@
 
 from functools import partial
 import re
+import warnings
 
 import jax
 from jax import random
@@ -21,7 +22,17 @@ from numpyro_dais.annealing import anneal, damping_of
 from numpyro_dais.fitted_start import Component, Mixture, from_noise, to_noise
 from numpyro_dais.linear_regression import LinearRegression
 from numpyro_dais.pilot import PilotPath
-from numpyro_dais.start_fit import Modes, find_modes, laplace_mixture
+from numpyro_dais.problem import Problem
+from numpyro_dais.start_fit import (
+    NO_TILT,
+    Modes,
+    Tilt,
+    find_modes,
+    gaussian_component,
+    laplace_mixture,
+    neck_of,
+    variational_fit,
+)
 from numpyro_dais.tuning import with_fit
 from tests import models
 
@@ -94,6 +105,45 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
     ends = Modes(np.array([[0.0, 5.0], [0.0, -5.0]]), np.zeros(2), 0)
     mixture, _ = laplace_mixture(ends, ridge, lambda u: np.diag([1.0, 1.0]), np.arange(2))
     assert mixture.num_modes == 1
+
+
+def test_the_neck_of_a_funnel_is_where_others_are_narrow():
+    slopes = jnp.zeros((3, 3)).at[1, 0].set(0.5).at[2, 0].set(0.7).at[2, 1].set(0.1)
+    funnel = SHAPED._replace(slopes=slopes)
+    tilt = neck_of(funnel)
+    assert tilt.axis == 0
+    narrow, wide = (from_noise(funnel, jnp.array([z, 0.0, 0.0]))[0] for z in (-4.0, 4.0))
+    np.testing.assert_allclose(tilt.center, narrow, rtol=1e-5)
+    np.testing.assert_allclose(neck_of(funnel._replace(slopes=-slopes)).center, wide, rtol=1e-5)
+    for plain in (SHAPED._replace(slopes=None), SHAPED._replace(slopes=jnp.zeros((3, 3)))):
+        assert neck_of(plain) is None
+
+
+def test_a_variational_fit_finds_a_gaussian_and_its_product_with_a_tilt():
+    """Correlated, with known moments; the tilt multiplies the marginal of one coordinate by N(4, 1)."""
+    covariance = np.array([[1.0, 0.6], [0.6, 2.0]])
+    mean = np.array([0.5, -1.0])
+    target = dist.MultivariateNormal(jnp.asarray(mean), jnp.asarray(covariance))
+    problem = Problem(
+        None, potential_fn=lambda u: -target.log_prob(u), start=dist.Normal(jnp.zeros(2), 1)
+    )
+    fit = jax.jit(partial(variational_fit, num_iterations=400))
+    begin = gaussian_component(np.zeros(2), np.eye(2))
+
+    def moments(tilt):
+        component, elbos = fit(random.key(0), problem, begin, jnp.arange(2), 0.1, tilt)
+        noise = random.normal(random.key(1), (20_000, 2))
+        draws = np.asarray(jax.vmap(from_noise, (None, 0))(component, noise))
+        return draws.mean(axis=0), np.cov(draws.T), float(np.mean(elbos[-50:]))
+
+    for tilt in (NO_TILT, Tilt(0, 4.0, 1.0)):
+        gain = covariance[:, 0] * tilt.precision / (1 + tilt.precision * covariance[0, 0])
+        expected_mean = mean + gain * (tilt.center - mean[0])
+        expected_covariance = covariance - np.outer(gain, covariance[0])
+        fitted_mean, fitted_covariance, _ = moments(tilt)
+        np.testing.assert_allclose(fitted_mean, expected_mean, atol=0.05)
+        np.testing.assert_allclose(fitted_covariance, expected_covariance, atol=0.08)
+    assert abs(moments(NO_TILT)[2]) < 0.01  # a density that is normalised, and in the family
 
 
 def exact_path(regression):
@@ -260,6 +310,23 @@ def test_two_modes_are_both_found():
     assert abs(float(evidence) - exact) < 4 * float(evidence.standard_error) < 0.1
     signs = np.sign(evidence.samples(random.key(1), 2000)["x"][:, 0])
     assert abs(np.mean(signs > 0) - 0.7) < 0.06
+
+
+def test_a_funnel_is_integrated_from_its_mouth_to_its_neck():
+    """Five dimensions with a closed form: normalised, and far from any Gaussian."""
+
+    def potential_fn(x):
+        widths = jnp.exp(x[0] / 2)
+        return -dist.Normal(0, 3).log_prob(x[0]) - dist.Normal(0, widths).log_prob(x[1:]).sum()
+
+    start = dist.Normal(jnp.zeros(5), 1.0).to_event(1)
+    estimator = DAIS(potential_fn=potential_fn, start=start, target_error=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a heavy tail
+        evidence = estimator.log_evidence(random.key(0))
+    assert abs(float(evidence)) < 4 * float(evidence.standard_error) < 0.1
+    assert "from a fitted conditional Gaussian, no steps" in str(evidence)
+    assert evidence.num_gradients <= 100_000
 
 
 def cauchy(y):
