@@ -77,9 +77,11 @@ def _potential(problem: Problem) -> Callable:
     return lambda position: -log_start(position) - log_likelihood(position)
 
 
-def dais(target: Target, budget: float | None = None) -> RunFn:
-    """DAIS with nothing said; or with a budget in gradients, all of which it is to spend."""
+def dais(target: Target, budget: float | None = None, target_error: float | None = None) -> RunFn:
+    """DAIS with nothing said; or with a wanted error; or with a budget in gradients, all of which it is to spend."""
     kwargs: dict[str, Any] = {} if budget is None else {"budget": int(budget), "target_error": 1e-4}
+    if target_error is not None:
+        kwargs["target_error"] = target_error
     estimator = DAIS(**target.kwargs, **kwargs)
 
     def run(rng_key: jax.Array) -> Result:
@@ -429,6 +431,7 @@ def nested_sampler(target: Target) -> RunFn:
 
 METHODS: dict[str, Method] = {
     "dais": Method("DAIS", "ours", dais),
+    "dais_loose": Method("DAIS, target_error=0.1", "ours", partial(dais, target_error=0.1)),
     "laplace": Method("Laplace, Student-t importance sampling", "other", laplace_importance),
     "nuts": Method("NUTS + bridge", "other", nuts_bridge),
     "smc_1k": Method("tempered SMC, 1k", "annealing", partial(tempered_smc, num_particles=1000)),
