@@ -202,6 +202,7 @@ def test_table(tmp_path, monkeypatch, capsys):
         num_epochs=1,
         batch_size=10,
         num_seeds=1,
+        num_large_seeds=1,
         step_size=0.1,
         num_latents=2,
         num_hidden=3,
