@@ -137,8 +137,8 @@ def make_loss(config: Config) -> ELBO:
         step_size=config.step_size,
         damping=DAMPING,
         learn=("schedule",) if config.objective == "davi-adapt" else (),
-        # A few steps of a small network: what recomputing saves is not needed.
-        memory="plain",
+        # Little to store and little to recompute: see benchmarks/vae_speed.py.
+        memory="products",
     )
 
 
