@@ -230,3 +230,23 @@ def test_table(tmp_path, monkeypatch, capsys):
     args.num_epochs = 0
     with pytest.raises(ValueError, match="1 epochs, more than --num-epochs 0"):
         vae_table.main(args)
+
+
+def test_order_of_runs():
+    """Small budgets first, then all large ones with one seed before any with the next."""
+    args = SimpleNamespace(num_seeds=2, num_large_seeds=2, paper=False)
+    small, first, second = ("vae", 0, 1), ("iwae", 0, 50), ("davi", 10, 5)
+    expected = [(small, 0), (small, 1), (first, 0), (second, 0), (first, 1), (second, 1)]
+    assert vae_table.plan([first, small, second], args) == expected
+    args.paper, args.num_seeds = True, 3
+    assert vae_table.plan([first], args) == [(first, 0), (first, 1), (first, 2)]
+
+
+def test_difference_of_two_kinds():
+    def rows(*nll):
+        return [vae_table.Row("iwae", 0, 5, seed, np.array(x)) for seed, x in enumerate(nll)]
+
+    ours, theirs = rows([1.0, 4.0], [3.0, 6.0]), rows([5.0, 6.0], [5.0, 6.0])
+    # By image: 2 - 5 and 5 - 6; the means of our two runs are 2.5 and 4.5, those of theirs equal.
+    assert vae_table.compare(ours, theirs) == "-2.00 ± 1.00 over images, ± 1.00 over runs"
+    assert vae_table.compare(ours[:1], theirs) == "-3.00 ± 1.00 over images"
