@@ -12,8 +12,18 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from vae_common import Config, load_checkpoint, make_loss, make_vae, save_checkpoint, start, train
+from vae_common import (
+    Config,
+    clipped,
+    load_checkpoint,
+    make_loss,
+    make_vae,
+    save_checkpoint,
+    start,
+    train,
+)
 import vae_data
 from vae_data import load_images
 from vae_likelihood import Results
@@ -106,6 +116,13 @@ def test_bad_checkpoints(checkpoint_file, tmp_path):
 def test_batch_larger_than_the_data():
     with pytest.raises(ValueError, match=r"--batch-size must be from 1 to .* 8; got 9"):
         start(TINY._replace(batch_size=9))
+
+
+def test_outliers_among_gradients_are_clipped():
+    optimiser = clipped(optax.sgd(1.0), 2.0)
+    for gradient, expected in (([3.0, -4.0], [-1.2, 1.6]), ([1.0, -1.0], [-1.0, 1.0])):
+        update, _ = optimiser.update(jnp.array(gradient), optimiser.init(jnp.zeros(2)))
+        np.testing.assert_allclose(update, expected, rtol=1e-6)
 
 
 def test_pixels_are_drawn_with_the_probability_of_their_grey_value():
