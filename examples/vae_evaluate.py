@@ -7,7 +7,8 @@ How likely are test images under a trained autoencoder?
 
 The negative log-likelihood of models trained by ``vae.py``, estimated per test image from the encoder's draws by
 
-- ``IS``: importance sampling, the bound that IWAE trains;
+- ``IS``: importance sampling, the bound that IWAE trains, with as many samples as cost the same: two for each
+  gradient, which runs the decoder forward and back;
 - ``AIS``: annealed importance sampling, several leapfrog steps and a Metropolis decision per temperature;
 - ``HAIS``: Hamiltonian annealed importance sampling, one leapfrog step per temperature;
 - ``DAIS``: the same without Metropolis decisions, hence differentiable,
@@ -48,7 +49,17 @@ import numpy as np
 from tqdm.auto import tqdm
 from vae_common import Checkpoint, Config, load_checkpoint, make_vae, start, train
 from vae_data import DATA_VARIABLE, binarise, load_images
-from vae_likelihood import METHODS, Programs, Results, fingerprint, simulate, step_size_at, tune
+from vae_likelihood import (
+    METHODS,
+    NUM_LEAPFROG,
+    SAMPLES_PER_UPDATE,
+    Programs,
+    Results,
+    fingerprint,
+    simulate,
+    step_size_at,
+    tune,
+)
 
 STYLES = {"IS": ("C7", "o"), "AIS": ("C0", "s"), "HAIS": ("C2", "^"), "DAIS": ("C3", "D")}
 
@@ -102,7 +113,8 @@ def evaluate(
                 return program(key, params, step_size_of(method, num_updates), images)
 
             piece = f"run {run}/{begin} to {begin + args.chunk_size}"
-            values.append(results.get(f"{prefix}/{method}/{num_updates}/{piece}", compute))
+            size = f"{SAMPLES_PER_UPDATE} x {num_updates}" if method == "IS" else num_updates
+            values.append(results.get(f"{prefix}/{method}/{size}/{piece}", compute))
         bar.update()
         return -float(np.mean(np.concatenate(values)))
 
@@ -123,27 +135,39 @@ def evaluate(
     return Study(name, nll, bounds)
 
 
-def print_study(study: Study, args: argparse.Namespace) -> None:
-    print(f"\n{study.name}: negative log-likelihood, nats per test image (± over runs)")
-    print(f"{'updates':>8}" + "".join(f"{method:>16}" for method in args.methods))
+def describe(study: Study, args: argparse.Namespace) -> str:
+    """The results of one model as text."""
+    lines = [
+        f"{study.name}: negative log-likelihood, nats per test image (± over runs)",
+        f"{'updates':>8}" + "".join(f"{method:>16}" for method in args.methods),
+    ]
+    mean_of, error_of = {}, {}
+    for pair, runs in study.nll.items():
+        mean_of[pair] = runs.mean()
+        error_of[pair] = runs.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else np.nan
     for num_updates in args.num_updates:
-        cells = []
-        for method in args.methods:
-            runs = study.nll[method, num_updates]
-            spread = runs.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else np.nan
-            cells.append(f"{runs.mean():9.2f} ±{spread:5.2f}")
-        print(f"{num_updates:8}" + "".join(f"{cell:>16}" for cell in cells))
-    annealed = [method for method in args.methods if method != "IS"]
-    print("Sandwich of simulated images: lower and upper bound, and their distance, nats per image")
-    for num_updates in args.num_updates:
-        for method in annealed:
-            lower, upper = study.bounds[method, num_updates]
-            gap = upper - lower
-            error = gap.std(ddof=1) / np.sqrt(len(gap))
-            print(
-                f"{num_updates:8} {method:5}{lower.mean():9.2f}{upper.mean():9.2f}"
-                f"   width {gap.mean():.2f} ± {error:.2f}"
-            )
+        pairs = [(method, num_updates) for method in args.methods]
+        cells = [f"{mean_of[pair]:9.2f} ±{error_of[pair]:5.2f}" for pair in pairs]
+        lines.append(f"{num_updates:8}" + "".join(f"{cell:>16}" for cell in cells))
+    largest = max(args.num_updates)
+    best = min(args.methods, key=lambda method: mean_of[method, largest])
+    lines.append(f"At {largest} updates the lowest is {best}; above it are")
+    for method in args.methods:
+        if method != best:
+            excess = mean_of[method, largest] - mean_of[best, largest]
+            error = np.hypot(error_of[method, largest], error_of[best, largest])
+            lines.append(f"{'':8} {method:5}{excess:9.2f} ± {error:.2f}")
+    lines.append(
+        "Sandwich of simulated images: lower and upper bound, and their distance, nats per image"
+    )
+    for (method, num_updates), (lower, upper) in study.bounds.items():
+        gap = upper - lower
+        error = gap.std(ddof=1) / np.sqrt(len(gap))
+        lines.append(
+            f"{num_updates:8} {method:5}{lower.mean():9.2f}{upper.mean():9.2f}"
+            f"   width {gap.mean():.2f} ± {error:.2f}"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def plot(studies: list[Study], args: argparse.Namespace) -> Figure:
@@ -225,10 +249,18 @@ def main(args: argparse.Namespace) -> None:
         study = evaluate(
             checkpoint, programs[architecture], train_images, test_images, results, args
         )
-        print_study(study, args)
+        print(f"\n{describe(study, args)}", flush=True)
         studies.append(study)
     plot(studies, args).savefig(args.output, dpi=150)
-    print(f"\nResults: {args.results}; figure: {args.output}")
+    text = args.output.with_suffix(".md")
+    settings = (
+        f"{args.data}, {len(test_images)} test images, {args.num_particles} particles, {args.num_runs} runs, "
+        f"{args.num_simulated} simulated images. AIS has {NUM_LEAPFROG} leapfrog steps per temperature; IS has "
+        f"{SAMPLES_PER_UPDATE * args.num_particles} samples per update."
+    )
+    tables = "\n".join(describe(study, args) for study in studies)
+    text.write_text(f"{settings}\n\n```\n{tables}```\n", encoding="utf-8")
+    print(f"Results: {args.results}; table: {text}; figure: {args.output}")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ NUM_LEAPFROG = 10  # of AIS
 TUNED_STEPS = 10
 STEP_SIZES = (0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2)
 SAMPLES_AT_ONCE = 200
+SAMPLES_PER_UPDATE = 2  # a gradient runs the decoder forward and back, a sample forward only
 
 
 def make_estimator(
@@ -48,13 +49,14 @@ def make_estimator(
     :param vae: the autoencoder.
     :param params: its parameters.
     :param method: of ``METHODS``.
-    :param num_updates: gradient updates of a particle; importance sampling draws as many samples instead.
+    :param num_updates: gradient updates of a particle; importance sampling, which has none, draws two samples
+        instead of each, for the same work.
     :param num_particles: how many particles.
     :param step_size: of the leapfrog steps.
     """
     common = {"guide": vae.guide, "guide_params": params, "params": params, "plate": PLATE}
     if method == "IS":
-        num_samples = num_particles * num_updates
+        num_samples = SAMPLES_PER_UPDATE * num_particles * num_updates
         return ImportanceSampling(
             vae.model, num_particles=num_samples, chunk_size=SAMPLES_AT_ONCE, **common
         )

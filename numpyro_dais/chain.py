@@ -47,7 +47,7 @@ __all__ = [
     "scan_steps",
 ]
 
-Memory = Literal["plain", "checkpoint", "reversible"]
+Memory = Literal["plain", "products", "checkpoint", "reversible"]
 MEMORY_MODES: tuple[str, ...] = get_args(Memory)
 
 State = TypeVar("State")
@@ -330,8 +330,9 @@ def scan_steps(
     """
     Returns the state after all steps, and what each step gave beside it.
 
-    ``"plain"`` stores every intermediate of every step for the backward pass: fastest to
-    differentiate, O(K) memory with a large constant. ``"checkpoint"`` stores one state per step and
+    ``"plain"`` stores every intermediate of every step for the backward pass: nothing is computed
+    twice, O(K) memory with a large constant. ``"products"`` stores the results of matrix products and
+    recomputes the rest, which is cheap in neural networks. ``"checkpoint"`` stores one state per step and
     recomputes inside it; above about a thousand steps segments of steps are recomputed as well, so
     that O(sqrt(K)) states are alive. Without differentiation all are the same program.
 
@@ -339,7 +340,7 @@ def scan_steps(
     :param draw_noise: the noise of a segment, from its index and length.
     :param state: the state at the start.
     :param steps: what differs between the steps, stacked along the leading axis.
-    :param memory: ``"plain"`` or ``"checkpoint"``.
+    :param memory: ``"plain"``, ``"products"`` or ``"checkpoint"``.
     """
     num_steps = len(jax.tree.leaves(steps)[0])
     is_nested = memory == "checkpoint" and num_steps > _NEST_ABOVE
@@ -348,8 +349,9 @@ def scan_steps(
     def body(state: State, xs: Any) -> tuple[State, Any]:
         return step_fn(xs[0], state, xs[1])
 
-    if memory == "checkpoint":
-        body = jax.checkpoint(body, prevent_cse=False)
+    if memory != "plain":
+        policy = jax.checkpoint_policies.dots_saveable if memory == "products" else None
+        body = jax.checkpoint(body, prevent_cse=False, policy=policy)
 
     def segment(state: State, xs: Any) -> tuple[State, Any]:
         index, steps = xs

@@ -92,8 +92,9 @@ class DAIS(Estimator):
         quadratic expansion of the log likelihood around the mode, fitted first; the weights use all the
         data. Or what :meth:`fit_surrogate` has returned. See :mod:`numpyro_dais.surrogate`.
     :param memory: how :func:`jax.grad` goes through a chain: ``"checkpoint"`` recomputes each step,
-        ``"plain"`` stores everything, ``"reversible"`` stores next to nothing and runs the chain backwards,
-        in integers; see :mod:`numpyro_dais.reversible` for when to choose which.
+        ``"plain"`` stores everything, ``"products"`` the results of matrix products, ``"reversible"`` next to
+        nothing and runs the chain backwards, in integers; see :mod:`numpyro_dais.reversible` for when to
+        choose which.
     :param anchor_every: with ``"reversible"``, store a state every so many steps; only needed if a warning
         says so.
     :param resample_at: inverse temperatures in (0, 1), increasing: after the first step at or above each, particles

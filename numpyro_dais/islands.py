@@ -78,7 +78,7 @@ def run_islands(
     :param rng_key: a JAX random key.
     :param target: what the particles see.
     :param settings: settings of every chain, of at least one step.
-    :param memory: how the gradient is taken, ``"plain"`` or ``"checkpoint"``.
+    :param memory: how the gradient is taken, ``"plain"``, ``"products"`` or ``"checkpoint"``.
     :param resample_at: inverse temperatures; see :func:`resampling_steps`.
     :param num_particles: of all islands, a multiple of their number.
     :param num_islands: the number of islands.

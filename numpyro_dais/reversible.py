@@ -21,7 +21,8 @@ start that it comes back to with the true one, bit for bit, every time; gradient
 **Which memory mode?** ``"checkpoint"`` unless its memory, O(sqrt(K)) states above about a thousand steps and
 one state per step below, is too much; it has second derivatives, any damping, and the fewest surprises.
 ``"reversible"`` where states are large or steps many: its memory hardly grows with the number of steps.
-``"plain"`` for short chains of small models, if at all.
+``"products"`` for short chains of neural networks, where it is the fastest; ``"plain"`` for short chains of
+small models, if at all.
 
 **References**
 

@@ -221,6 +221,7 @@ def test_memory_modes_give_one_gradient(regression_data, monkeypatch, num_steps)
         return jax.jit(jax.value_and_grad(bound))(0.8)
 
     plain = gradient("plain", 10)
+    np.testing.assert_allclose(gradient("products", 10), plain, rtol=1e-9)
     np.testing.assert_allclose(gradient("checkpoint", 1_000), plain, rtol=1e-9)
     np.testing.assert_allclose(gradient("checkpoint", 10), plain, rtol=1e-9)
 

@@ -12,8 +12,18 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from vae_common import Config, load_checkpoint, make_loss, make_vae, save_checkpoint, start, train
+from vae_common import (
+    Config,
+    clipped,
+    load_checkpoint,
+    make_loss,
+    make_vae,
+    save_checkpoint,
+    start,
+    train,
+)
 import vae_data
 from vae_data import load_images
 from vae_likelihood import Results
@@ -106,6 +116,13 @@ def test_bad_checkpoints(checkpoint_file, tmp_path):
 def test_batch_larger_than_the_data():
     with pytest.raises(ValueError, match=r"--batch-size must be from 1 to .* 8; got 9"):
         start(TINY._replace(batch_size=9))
+
+
+def test_outliers_among_gradients_are_clipped():
+    optimiser = clipped(optax.sgd(1.0), 2.0)
+    for gradient, expected in (([3.0, -4.0], [-1.2, 1.6]), ([1.0, -1.0], [-1.0, 1.0])):
+        update, _ = optimiser.update(jnp.array(gradient), optimiser.init(jnp.zeros(2)))
+        np.testing.assert_allclose(update, expected, rtol=1e-6)
 
 
 def test_pixels_are_drawn_with_the_probability_of_their_grey_value():
@@ -202,6 +219,7 @@ def test_table(tmp_path, monkeypatch, capsys):
         num_epochs=1,
         batch_size=10,
         num_seeds=1,
+        num_large_seeds=1,
         step_size=0.1,
         num_latents=2,
         num_hidden=3,
@@ -229,3 +247,23 @@ def test_table(tmp_path, monkeypatch, capsys):
     args.num_epochs = 0
     with pytest.raises(ValueError, match="1 epochs, more than --num-epochs 0"):
         vae_table.main(args)
+
+
+def test_order_of_runs():
+    """Small budgets first, then all large ones with one seed before any with the next."""
+    args = SimpleNamespace(num_seeds=2, num_large_seeds=2, paper=False)
+    small, first, second = ("vae", 0, 1), ("iwae", 0, 50), ("davi", 10, 5)
+    expected = [(small, 0), (small, 1), (first, 0), (second, 0), (first, 1), (second, 1)]
+    assert vae_table.plan([first, small, second], args) == expected
+    args.paper, args.num_seeds = True, 3
+    assert vae_table.plan([first], args) == [(first, 0), (first, 1), (first, 2)]
+
+
+def test_difference_of_two_kinds():
+    def rows(*nll):
+        return [vae_table.Row("iwae", 0, 5, seed, np.array(x)) for seed, x in enumerate(nll)]
+
+    ours, theirs = rows([1.0, 4.0], [3.0, 6.0]), rows([5.0, 6.0], [5.0, 6.0])
+    # By image: 2 - 5 and 5 - 6; the means of our two runs are 2.5 and 4.5, those of theirs equal.
+    assert vae_table.compare(ours, theirs) == "-2.00 ± 1.00 over images, ± 1.00 over runs"
+    assert vae_table.compare(ours[:1], theirs) == "-3.00 ± 1.00 over images"
