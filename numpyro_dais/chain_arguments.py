@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from numpyro_dais.chain import Memory
 from numpyro_dais.fixed_point import Ratio, rational_damping
+from numpyro_dais.goal import DEFAULT_DAMPING
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, make_settings
-from numpyro_dais.tuning import DEFAULT_DAMPING
 from numpyro_dais.validation import check_only_settings, resolve_betas, resolve_num_steps
 
 __all__ = ["ChainArguments", "resolve_chain"]

@@ -23,6 +23,7 @@ from numpyro_dais.data_plate import Batches, find_data_plate, warn_of_noise
 from numpyro_dais.dynamics import check_dynamics, with_data_plate
 from numpyro_dais.estimators import DAIS
 from numpyro_dais.fixed_point import rational_damping
+from numpyro_dais.goal import DEFAULT_DAMPING
 from numpyro_dais.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
 from numpyro_dais.inspection import Trace, plates_of, trace_model
 from numpyro_dais.kernel import UNCORRECTED
@@ -35,7 +36,6 @@ from numpyro_dais.reversible import Reversible
 from numpyro_dais.schedule import Schedule, linear
 from numpyro_dais.settings import Settings, interpolate_settings, make_settings
 from numpyro_dais.target import make_target
-from numpyro_dais.tuning import DEFAULT_DAMPING
 from numpyro_dais.validation import check_count, resolve_betas, resolve_num_steps
 
 __all__ = ["DAVI"]

@@ -28,6 +28,7 @@ from numpyro_dais.chain_arguments import resolve_chain
 from numpyro_dais.data_plate import Batches
 from numpyro_dais.dynamics import check_dynamics, num_full_gradients
 from numpyro_dais.evidence import Evidence
+from numpyro_dais.goal import DEFAULT_BUDGET, DEFAULT_NUM_PARTICLES, DEFAULT_TARGET_ERROR
 from numpyro_dais.guide import check_guide
 from numpyro_dais.inspection import check_data
 from numpyro_dais.kernel import UNCORRECTED, Transition
@@ -40,14 +41,9 @@ from numpyro_dais.reversible import OVERFLOW_NOTE, Reversible
 from numpyro_dais.runner import Runner, StepSizeRule
 from numpyro_dais.schedule import Schedule
 from numpyro_dais.settings import Settings, is_concrete
+from numpyro_dais.start_search import with_fit
 from numpyro_dais.step_search import tune_step_size
 from numpyro_dais.surrogate import QuadraticSurrogate
-from numpyro_dais.tuning import (
-    DEFAULT_BUDGET,
-    DEFAULT_NUM_PARTICLES,
-    DEFAULT_TARGET_ERROR,
-    with_fit,
-)
 from numpyro_dais.validation import (
     check_anchors,
     check_count,

@@ -17,6 +17,7 @@ from numpyro_dais.bidirectional import Certificate
 from numpyro_dais.data_plate import warn_of_noise
 from numpyro_dais.estimator import Estimator
 from numpyro_dais.evidence import Evidence
+from numpyro_dais.goal import Goal
 from numpyro_dais.islands import check_islands, run_islands
 from numpyro_dais.kernel import Transition
 from numpyro_dais.particles import Run
@@ -26,7 +27,7 @@ from numpyro_dais.settings import Settings
 from numpyro_dais.spread import start_spread
 from numpyro_dais.step_search import NUM_PILOT_PARTICLES
 from numpyro_dais.target import make_target
-from numpyro_dais.tuning import Goal, Tuner
+from numpyro_dais.tuning import Tuner
 from numpyro_dais.validation import check_count
 
 __all__ = ["AIS", "DAIS", "HAIS", "ImportanceSampling"]

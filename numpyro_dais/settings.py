@@ -15,7 +15,14 @@ from numpyro_dais.fitted_start import Component, Mixture
 from numpyro_dais.kernel import Step
 from numpyro_dais.schedule import interpolate, validate_betas
 
-__all__ = ["Settings", "interpolate_settings", "is_concrete", "load_settings", "make_settings"]
+__all__ = [
+    "Settings",
+    "interpolate_settings",
+    "is_concrete",
+    "load_settings",
+    "make_settings",
+    "no_steps",
+]
 
 
 class Settings(NamedTuple):
@@ -188,6 +195,11 @@ def interpolate_settings(
         preconditioner=preconditioner,
         num_gradients=settings.num_gradients,
     )
+
+
+def no_steps() -> Settings:
+    """Returns the settings of importance sampling."""
+    return make_settings(np.zeros(0), 1.0, 0.0)
 
 
 def _range(values: jax.Array) -> str:

@@ -33,7 +33,7 @@ from numpyro_dais.start_fit import (
     neck_of,
     variational_fit,
 )
-from numpyro_dais.tuning import with_fit
+from numpyro_dais.start_search import with_fit
 from tests import models
 
 RNG = np.random.default_rng(5)
