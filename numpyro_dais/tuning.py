@@ -206,7 +206,9 @@ def _plan_particles(
     if affordable > BLOCK:
         affordable -= affordable % BLOCK
     wanted = math.ceil(variance / goal.target_error**2)
-    wanted = min(max(wanted, _MIN_PARTICLES), _MAX_PARTICLES)
+    # Without steps particles cost next to nothing, and more of them see more of the tail.
+    fewest = _MIN_PARTICLES if cost_per_particle > 1 else BLOCK
+    wanted = min(max(wanted, fewest), _MAX_PARTICLES)
     num_particles = min(_round_up(wanted), affordable)
     if goal.num_particles is not None:
         num_particles = goal.num_particles
