@@ -240,11 +240,12 @@ def _smooth(spreads: list[_Spread], num_particles: int) -> np.ndarray:
     deviations = np.exp(
         np.stack([_line_at(levels, logs, w, level) for level, w in enumerate(weights)])
     )
-    if spreads[0].correlation is None:
+    raw = [spread.correlation for spread in spreads if spread.correlation is not None]
+    if not raw:
         return deviations
     weights = weights / weights.sum(axis=1, keepdims=True)
     num_effective = num_particles / np.sum(weights**2, axis=1)
-    correlations = np.einsum("lm,mij->lij", weights, [spread.correlation for spread in spreads])
+    correlations = np.tensordot(weights, np.stack(raw), axes=1)
     return np.stack(
         [
             _Spread(*entry).scale(number)
