@@ -15,7 +15,6 @@ from collections.abc import Callable
 import math
 
 import jax
-from jax import random
 import jax.numpy as jnp
 
 from numpyro_dais.chain import Memory
@@ -32,6 +31,7 @@ from numpyro_dais.problem import Problem
 from numpyro_dais.progress import ProgressBar
 from numpyro_dais.reversible import Reversible
 from numpyro_dais.settings import Settings, is_concrete
+from numpyro_dais.spread import start_draws
 from numpyro_dais.target import make_target
 
 __all__ = ["Runner", "StepSizeRule"]
@@ -41,7 +41,6 @@ StepSizeRule = Callable[[jax.Array, jax.Array], jax.Array]
 
 _MIN_CHUNK, _MAX_CHUNK = 128, 1024  # particles
 _MAX_CHUNK_WORDS = 2**25
-_NUM_START_DRAWS = 256
 
 
 class Runner:
@@ -73,7 +72,7 @@ class Runner:
         self.step_size_rule = step_size_rule
         self._jitted_forward = jax.jit(self._forward, static_argnames=("num_particles", "has_bar"))
         self._jitted_reverse = jax.jit(self._reverse)
-        self._jitted_starts = jax.jit(_start_draws)
+        self._jitted_starts = jax.jit(start_draws)
 
     def run(
         self,
@@ -185,8 +184,3 @@ def _default_chunk_size(problem: Problem) -> int:
         for leaf, row in zip(leaves, rows, strict=True)
     ]
     return max(min(_MAX_CHUNK, _MAX_CHUNK_WORDS // max(sizes, default=1)), _MIN_CHUNK)
-
-
-def _start_draws(rng_key: jax.Array, problem: Problem) -> jax.Array:
-    keys = random.split(rng_key, _NUM_START_DRAWS)
-    return jax.vmap(make_target(problem).sample_fn)(keys)

@@ -1,12 +1,29 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How wide a start is."""
+"""Where a start is, and how wide."""
 
 import jax
+from jax import random
 import numpy as np
 
-__all__ = ["start_spread"]
+from numpyro_dais.problem import Problem
+from numpyro_dais.target import make_target
+
+__all__ = ["NUM_START_DRAWS", "start_draws", "start_spread"]
+
+NUM_START_DRAWS = 256
+
+
+def start_draws(rng_key: jax.Array, problem: Problem) -> jax.Array:
+    """
+    Returns some draws of the start, enough to see how wide it is, ``[NUM_START_DRAWS, ..., num_dims]``.
+
+    :param rng_key: a JAX random key.
+    :param problem: the problem whose start it is.
+    """
+    keys = random.split(rng_key, NUM_START_DRAWS)
+    return jax.vmap(make_target(problem).sample_fn)(keys)
 
 
 def start_spread(positions: jax.Array | np.ndarray) -> np.ndarray:

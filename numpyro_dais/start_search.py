@@ -24,7 +24,7 @@ from numpyro_dais.goal import Goal
 from numpyro_dais.numpyro_internals import psis_khat
 from numpyro_dais.problem import Problem
 from numpyro_dais.settings import Settings, no_steps
-from numpyro_dais.spread import start_spread
+from numpyro_dais.spread import NUM_START_DRAWS, start_draws, start_spread
 from numpyro_dais.start_fit import (
     NO_TILT,
     VARIATIONAL_DRAWS,
@@ -37,7 +37,7 @@ from numpyro_dais.start_fit import (
     neck_of,
     variational_fit,
 )
-from numpyro_dais.target import coordinate_order, make_target
+from numpyro_dais.target import coordinate_order
 
 __all__ = [
     "BLOCK",
@@ -59,7 +59,6 @@ SAFETY = 1.25  # of a number of particles whose variance is known from a test on
 LARGEST_KHAT = 1.0  # of a start that steps are to mend
 _FIT_SHARE = 0.5  # of the budget
 _SEARCH_SHARE = 0.03  # of the budget, for modes
-_NUM_BASE_DRAWS = 256
 _NUM_STARTS = 192
 _NUM_ITERATIONS = 500  # of a variational fit, which may be continued
 _FIT_COST = _NUM_ITERATIONS * VARIATIONAL_DRAWS
@@ -102,7 +101,7 @@ class StartSearch:
 
     def __init__(self, run_fn: RunFn) -> None:
         self.run_fn = run_fn
-        self.draws = jax.jit(_draws, static_argnums=2)
+        self.draws = jax.jit(start_draws)
         self.density = jax.jit(log_joint_and_gradient)
         self.curvature = jax.jit(curvature_at)
         self.variational = jax.jit(partial(variational_fit, num_iterations=_NUM_ITERATIONS))
@@ -115,9 +114,10 @@ class StartSearch:
         :param problem: the problem, with the start that is to be replaced.
         :param goal: what the start is for.
         """
-        if 4 * len(coordinate_order(problem)) > _FIT_SHARE * goal.budget:
+        order = coordinate_order(problem)
+        if 4 * len(order) > _FIT_SHARE * goal.budget:
             return None, 0.0
-        attempt = _Attempt(self, rng_key, problem, goal)
+        attempt = _Attempt(self, rng_key, problem, goal, order)
         return attempt.find(), attempt.spent
 
 
@@ -125,19 +125,24 @@ class _Attempt:
     """One search, and what it has spent so far."""
 
     def __init__(
-        self, programs: StartSearch, rng_key: jax.Array, problem: Problem, goal: Goal
+        self,
+        programs: StartSearch,
+        rng_key: jax.Array,
+        problem: Problem,
+        goal: Goal,
+        order: np.ndarray,
     ) -> None:
         self.programs = programs
         self.problem = problem
         self.goal = goal
         self.keys = iter(random.split(rng_key, 16))
         self.spent = 0.0
-        self.order = coordinate_order(problem)
-        draws = np.asarray(programs.draws(next(self.keys), problem, _NUM_BASE_DRAWS), np.float64)
+        self.order = order
+        draws = np.asarray(programs.draws(next(self.keys), problem), np.float64)
         self.draws = draws[np.all(np.isfinite(draws), axis=1)]
         # Of the start, where enough of it is finite.
         self.center, self.spread = np.zeros(len(self.order)), np.ones(len(self.order))
-        if len(self.draws) >= _NUM_BASE_DRAWS // 2:
+        if len(self.draws) >= NUM_START_DRAWS // 2:
             self.center, self.spread = np.median(self.draws, axis=0), start_spread(self.draws)
 
     def find(self) -> Fit | None:
@@ -213,7 +218,7 @@ class _Attempt:
 
     def _test(self, mixture: Mixture, num_draws: int = BLOCK) -> Fit:
         self.spent += num_draws / 2
-        is_finite = len(self.draws) == _NUM_BASE_DRAWS
+        is_finite = len(self.draws) == NUM_START_DRAWS
         mixture = mixture._replace(base_share=BASE_SHARE if is_finite else 0.0)
         started = with_fit(self.problem, mixture)
         log_weights = self.programs.run_fn(next(self.keys), started, no_steps(), num_draws)
@@ -262,10 +267,6 @@ def relative_variance(log_weights: np.ndarray) -> float:
     """Returns the variance of weights whose mean is one."""
     weights = np.exp(log_weights - np.max(log_weights))
     return float(np.var(weights) / np.mean(weights) ** 2)
-
-
-def _draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> jax.Array:
-    return jax.vmap(make_target(problem).sample_fn)(random.split(rng_key, num_draws))
 
 
 def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.ndarray:
