@@ -43,7 +43,7 @@ from numpyro.infer.autoguide import AutoDAIS, AutoDiagonalNormal, AutoMultivaria
 from numpyro.infer.initialization import init_to_feasible
 
 from numpyro_dais import DAVI
-from numpyro_dais.chain import MEMORY_MODES
+from numpyro_dais.sampler.loop import MEMORY_MODES
 
 # Published bounds at K = 8, 32, 128 and our long runs; see the references.
 PUBLISHED = {

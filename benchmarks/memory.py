@@ -41,7 +41,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import DAIS
-from numpyro_dais.fixed_point import Ratio, num_flush_steps, rational_damping
+from numpyro_dais.sampler.reversible.fixed_point import Ratio, num_flush_steps, rational_damping
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -11,7 +11,7 @@ schedule and step sizes are the same. From the prior: beta_k = (k/K)^4 and eta_k
 (K/10)^(-1/4), with lambda_max the largest curvature of the likelihood at the mode. From nearby, a Laplace
 approximation three times too wide: beta_k = k/K, in units of its covariance. The gap is log p(D), by importance
 sampling from the Laplace approximation, minus the mean log weight. A third part gives the surrogate settings of
-its own, those of ``numpyro_dais.annealing`` on its exact path.
+its own, those of ``numpyro_dais.tuning.annealing`` on its exact path.
 
 The claims under test: the surrogate's gap falls from K = 100 to K = 1,000, towards its floor, the divergence
 KL(surrogate's posterior || posterior); at K = 1,000 it is at most 1/50 of that of mini-batches, which does not
@@ -43,9 +43,9 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import DAIS, ImportanceSampling
-from numpyro_dais.annealing import anneal
-from numpyro_dais.pilot import PilotPath
 from numpyro_dais.schedule import linear, power
+from numpyro_dais.tuning.annealing import anneal
+from numpyro_dais.tuning.population import PilotPath
 
 
 def model(X, y, batch_size):
@@ -178,7 +178,9 @@ def main(args):
                 f"{where:<8}{name:<16}{num_steps:>7}{gap:>12.4g}{float(evidence.lower_bound_error):>9.2g}"
                 f"{seconds:>9.2f}{int(evidence.num_gradients):>16}"
             )
-    say("\nthe surrogate from nearby, with settings of numpyro_dais.annealing on its exact path")
+    say(
+        "\nthe surrogate from nearby, with settings of numpyro_dais.tuning.annealing on its exact path"
+    )
     tuned = {}
     for num_steps in (100, 1000, 10_000):
         settings = anneal(gaussian_path(precision, 1 / 9), num_steps, 1.4, 0.0)

@@ -28,10 +28,10 @@ from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDAIS
 
 from numpyro_dais import DAIS, HAIS
-from numpyro_dais.numpyro_internals import psis_khat
-from numpyro_dais.problem import Problem
+from numpyro_dais._util.numpyro_internals import psis_khat
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import make_target
 from numpyro_dais.schedule import power
-from numpyro_dais.target import make_target
 
 CHUNK = 500  # particles at a time, where there are many
 LOWEST = -1e30  # stands for a log density that is not finite

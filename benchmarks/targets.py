@@ -22,7 +22,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais.linear_regression import LinearRegression
-from numpyro_dais.problem import Problem
+from numpyro_dais.model.problem import Problem
 
 # Of data sets without a closed form: log evidence and its error.
 REFERENCES = {

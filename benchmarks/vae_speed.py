@@ -45,8 +45,8 @@ from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
 from numpyro.infer.util import log_density
 
 from numpyro_dais import DAIS, DAVI
-import numpyro_dais.davi
-import numpyro_dais.guide
+import numpyro_dais.model.guide
+import numpyro_dais.vi.davi
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from vae_common import PLATE, Config, Vae, make_vae
@@ -90,13 +90,13 @@ class OneByOne(DAVI):
 
 def encoder_at_every_step() -> Any:
     """A context in which the library takes every guide for one whose sites depend on each other."""
-    return mock.patch.object(numpyro_dais.guide, "_depends_on_sites", return_value=True)
+    return mock.patch.object(numpyro_dais.model.guide, "_depends_on_sites", return_value=True)
 
 
 def particle_by_particle() -> Any:
     """A context in which the particles of DAVI run one after another."""
-    run = partial(numpyro_dais.davi.run_particles, chunk_size=1)
-    return mock.patch.object(numpyro_dais.davi, "run_particles", run)
+    run = partial(numpyro_dais.vi.davi.run_particles, chunk_size=1)
+    return mock.patch.object(numpyro_dais.vi.davi, "run_particles", run)
 
 
 class Variant(NamedTuple):

@@ -53,8 +53,8 @@ import numpyro.distributions as dist
 
 from numpyro_dais import DAIS
 from numpyro_dais.linear_regression import GapAnatomy, LinearRegression
+from numpyro_dais.model.surrogate import QuadraticSurrogate
 from numpyro_dais.schedule import linear
-from numpyro_dais.surrogate import QuadraticSurrogate
 
 # The rates c of the step size, and their colours.
 RATES = {"1/4": (1 / 4, "#0072b2"), "1/3": (1 / 3, "#009e73"), "1/2": (1 / 2, "#d55e00")}

@@ -3,12 +3,14 @@
 
 """The evidence of NumPyro models by differentiable annealed importance sampling."""
 
-from numpyro_dais.bidirectional import Certificate
-from numpyro_dais.comparison import Comparison, compare
-from numpyro_dais.davi import DAVI
-from numpyro_dais.estimators import AIS, DAIS, HAIS, ImportanceSampling
-from numpyro_dais.evidence import Evidence
-from numpyro_dais.settings import Settings, load_settings, make_settings
+from numpyro_dais.estimators.baselines import AIS, HAIS, ImportanceSampling
+from numpyro_dais.estimators.compare import compare
+from numpyro_dais.estimators.dais import DAIS
+from numpyro_dais.results.certificate import Certificate
+from numpyro_dais.results.comparison import Comparison
+from numpyro_dais.results.evidence import Evidence
+from numpyro_dais.sampler.settings import Settings, load_settings, make_settings
+from numpyro_dais.vi.davi import DAVI
 
 __all__ = [
     "AIS",

@@ -15,9 +15,9 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
-from numpyro_dais.kernel import ChainState, Noise, Step, Transition, forward_step
-from numpyro_dais.problem import Problem
-from numpyro_dais.target import make_target
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import make_target
+from numpyro_dais.sampler.kernel import ChainState, Noise, Step, Transition, forward_step
 from tests import models
 from tests.test_models import CASES
 

@@ -14,8 +14,8 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoIAFNormal
 
 from numpyro_dais import AIS, DAIS, HAIS
-from numpyro_dais.bennett import bennett
 from numpyro_dais.linear_regression import LinearRegression
+from numpyro_dais.results.bennett import bennett
 from numpyro_dais.schedule import power
 from tests import models
 

@@ -20,10 +20,11 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import DAIS
-from numpyro_dais.comparison import Comparison, compare
-from numpyro_dais.observed import observed_values
+from numpyro_dais.estimators.compare import compare
+from numpyro_dais.model.observed import observed_values
+from numpyro_dais.model.problem import Problem
 from numpyro_dais.plots import plot_comparison, plot_sandwich
-from numpyro_dais.problem import Problem
+from numpyro_dais.results.comparison import Comparison
 from tests.test_evidence import make_evidence
 
 Y = np.array([0.3, -1.1, 2.4, 0.9])

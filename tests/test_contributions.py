@@ -13,12 +13,13 @@ import pytest
 from scipy.special import logsumexp
 
 from numpyro_dais import DAIS, HAIS
-from numpyro_dais.contributions import gap_contributions, stopped_log_weights
 from numpyro_dais.linear_regression import LinearRegression
-from numpyro_dais.particles import run_particles
+from numpyro_dais.model.target import make_target
 from numpyro_dais.plots import plot_evidence
+from numpyro_dais.results.gap import gap_contributions
+from numpyro_dais.sampler.contributions import stopped_log_weights
+from numpyro_dais.sampler.particles import run_particles
 from numpyro_dais.schedule import linear
-from numpyro_dais.target import make_target
 from tests import models
 
 NUM_STEPS = 24

@@ -14,11 +14,13 @@ import pytest
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dais import DAIS, Settings, chain, runner
+from numpyro_dais import DAIS, Settings
+from numpyro_dais.estimators import runner
 from numpyro_dais.linear_regression import LinearRegression
-from numpyro_dais.problem import Problem
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import make_target
+from numpyro_dais.sampler import loop
 from numpyro_dais.schedule import fourth_root_step_size, linear
-from numpyro_dais.target import make_target
 from tests import models
 
 
@@ -210,10 +212,10 @@ def test_gradient_matches_the_closed_form(regression_data):
 def test_memory_modes_give_one_gradient(regression_data, monkeypatch, num_steps):
     """Also where checkpoints are nested; blocks of equal length make the noise the same."""
     X, y = (jnp.array(x) for x in regression_data)
-    monkeypatch.setattr(chain, "_NOISE_BLOCK", 8)
+    monkeypatch.setattr(loop, "NOISE_BLOCK", 8)
 
     def gradient(memory, nest_above):
-        monkeypatch.setattr(chain, "_NEST_ABOVE", nest_above)
+        monkeypatch.setattr(loop, "_NEST_ABOVE", nest_above)
         estimator = DAIS(
             models.regression, num_particles=2, num_steps=num_steps, step_size=0.05, memory=memory
         )

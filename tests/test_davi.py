@@ -422,7 +422,7 @@ def test_an_amortised_guide_runs_once():
 
     params = {"weight": 0.7, "scale": 0.8}
     estimator = DAIS(means, num_steps=2, step_size=0.1, guide=counting, guide_params=params)
-    from numpyro_dais.target import make_target
+    from numpyro_dais.model.target import make_target
 
     target = make_target(estimator._problem((Y,), {}))
     num_calls_before = num_calls
@@ -431,7 +431,7 @@ def test_an_amortised_guide_runs_once():
 
 
 def test_guide_whose_sites_lean_on_each_other():
-    from numpyro_dais.target import make_target
+    from numpyro_dais.model.target import make_target
 
     params = {"loc": jnp.array([0.4, 0.2]), "prior_mean": 0.5}
     estimator = DAIS(

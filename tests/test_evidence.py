@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 
 from numpyro_dais import DAIS, Evidence, make_settings
 from numpyro_dais.linear_regression import LinearRegression
-from numpyro_dais.problem import Problem
+from numpyro_dais.model.problem import Problem
 from numpyro_dais.schedule import power
 from tests import models
 

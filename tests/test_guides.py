@@ -22,8 +22,8 @@ from numpyro.infer import SVI, Predictive, Trace_ELBO, autoguide, init_to_value
 from numpyro.infer.util import log_density, potential_energy
 
 from numpyro_dais import DAIS
-from numpyro_dais.problem import Problem
-from numpyro_dais.target import make_target
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import make_target
 
 NUM_PARTICLES = 20_000
 ALPHA = np.array([1.5, 2.5, 4.0])

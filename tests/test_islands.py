@@ -11,9 +11,9 @@ import pytest
 from scipy.special import logsumexp
 
 from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
-from numpyro_dais.islands import resampling_steps, run_islands, systematic
-from numpyro_dais.particles import run_particles
-from numpyro_dais.target import make_target
+from numpyro_dais.model.target import make_target
+from numpyro_dais.sampler.islands import resampling_steps, run_islands, systematic
+from numpyro_dais.sampler.particles import run_particles
 from tests.models import beta_binomial, gamma_poisson, gamma_poisson_log_evidence, normal_means
 
 # Few and rough steps: without resampling the weights are uneven.

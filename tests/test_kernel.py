@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_dais.kernel import (
+from numpyro_dais.sampler.kernel import (
     ChainState,
     Noise,
     Step,
@@ -19,8 +19,8 @@ from numpyro_dais.kernel import (
     refresh,
     reverse_step,
 )
-from numpyro_dais.path import LogDensities
-from numpyro_dais.settings import make_settings
+from numpyro_dais.sampler.path import LogDensities
+from numpyro_dais.sampler.settings import make_settings
 
 LOWER = np.array([[1.0, 0.0, 0.0], [0.4, 0.7, 0.0], [-0.2, 0.1, 1.3]])
 PRECONDITIONERS = {"none": None, "diagonal": np.array([0.5, 1.0, 2.0]), "cholesky": LOWER}

@@ -22,10 +22,9 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling
-from numpyro_dais.data_plate import draw_batch, find_data_plate
-from numpyro_dais.minibatch import draw_minibatch
-from numpyro_dais.problem import Problem
-from numpyro_dais.target import make_target
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.subsampling import draw_batch, draw_minibatch, find_data_plate
+from numpyro_dais.model.target import make_target
 
 TIMES = jnp.array([2.0, 0.1, 1.0, 1.4, 0.3, 0.7, 3.0])
 SHAPE, RATE = len(TIMES) + 1, 0.5 + float(TIMES.sum())  # of the posterior, a Gamma

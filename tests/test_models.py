@@ -25,8 +25,8 @@ from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 from numpyro.infer.util import initialize_model, potential_energy
 
 from numpyro_dais import DAIS
-from numpyro_dais.problem import Problem
-from numpyro_dais.target import make_target
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import make_target
 
 NUM_PARTICLES = 20_000
 

@@ -16,9 +16,15 @@ import numpyro.distributions as dist
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
 
-from numpyro_dais import DAIS, HAIS, trajectory
-from numpyro_dais.chain import draw_chain_noise, run_chain, run_reverse_chain
-from numpyro_dais.fixed_point import (
+from numpyro_dais import DAIS, HAIS
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import make_target
+from numpyro_dais.sampler.chain import run_chain, run_reverse_chain
+from numpyro_dais.sampler.kernel import ChainState, Step, drift, kick, kinetic_change, refresh
+from numpyro_dais.sampler.loop import draw_chain_noise
+from numpyro_dais.sampler.path import LogDensities, tempered_gradient
+from numpyro_dais.sampler.reversible import passes
+from numpyro_dais.sampler.reversible.fixed_point import (
     Ratio,
     Words,
     add,
@@ -32,11 +38,7 @@ from numpyro_dais.fixed_point import (
     rational_damping,
     undo_multiply,
 )
-from numpyro_dais.kernel import ChainState, Step, drift, kick, kinetic_change, refresh
-from numpyro_dais.path import LogDensities, tempered_gradient
-from numpyro_dais.problem import Problem
-from numpyro_dais.reversible import OVERFLOW_NOTE, Reversible, prepare, start_scale
-from numpyro_dais.target import make_target
+from numpyro_dais.sampler.reversible.gradient import OVERFLOW_NOTE, Reversible, prepare, start_scale
 from tests import models
 
 # Arithmetic
@@ -481,7 +483,7 @@ def break_rounding(monkeypatch):
         words, digits = undo_multiply(*args)
         return words + 1, digits
 
-    monkeypatch.setattr(trajectory, "undo_multiply", off_by_one)
+    monkeypatch.setattr(passes, "undo_multiply", off_by_one)
 
 
 def gradient_of_anchored(anchor_every=None):

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from numpyro_dais.schedule import (
+from numpyro_dais.sampler.schedule import (
     fourth_root_step_size,
     interpolate,
     linear,

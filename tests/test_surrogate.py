@@ -13,8 +13,8 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import DAIS, HAIS, ImportanceSampling
-from numpyro_dais.laplace import check_mode, find_mode
-from numpyro_dais.surrogate import QuadraticSurrogate
+from numpyro_dais.model.modes import check_mode, find_mode
+from numpyro_dais.model.surrogate import QuadraticSurrogate
 from tests import models
 from tests.test_minibatch import EXACT, TIMES, assert_unbiased, waiting
 

@@ -18,22 +18,15 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling, load_settings
-from numpyro_dais.annealing import anneal, damping_of
-from numpyro_dais.fitted_start import Component, Mixture, from_noise, to_noise
 from numpyro_dais.linear_regression import LinearRegression
-from numpyro_dais.pilot import PilotPath
-from numpyro_dais.problem import Problem
-from numpyro_dais.start_fit import (
-    NO_TILT,
-    Modes,
-    Tilt,
-    find_modes,
-    gaussian_component,
-    laplace_mixture,
-    neck_of,
-    variational_fit,
-)
-from numpyro_dais.start_search import with_fit
+from numpyro_dais.model.modes import Modes, find_modes
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.sampler.mixture import Component, Mixture, from_noise, to_noise
+from numpyro_dais.tuning.annealing import anneal, damping_of
+from numpyro_dais.tuning.fitting import with_fit
+from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture
+from numpyro_dais.tuning.population import PilotPath
+from numpyro_dais.tuning.variational import NO_TILT, Tilt, neck_of, variational_fit
 from tests import models
 
 RNG = np.random.default_rng(5)

@@ -1,0 +1,130 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Several models of the same data, side by side."""
+
+from typing import Any
+
+import numpy as np
+
+from numpyro_dais.model.observed import check_same_data
+from numpyro_dais.results.comparison import Comparison, check_evidences
+from numpyro_dais.results.evidence import Evidence
+
+__all__ = ["compare"]
+
+_NUM_DRAWS = 20_000
+
+
+_INTERVAL = (0.025, 0.975)
+
+
+def compare(
+    evidences: dict[str, Evidence], *, prior_probabilities: dict[str, float] | None = None
+) -> Comparison:
+    r"""
+    Returns the models in order of their evidence, with Bayes factors and posterior probabilities
+
+    .. math:: p(M_i \mid D) = \frac{p(D \mid M_i)\, p(M_i)}{\sum_j p(D \mid M_j)\, p(M_j)}.
+
+    The runs are taken as independent (use different random keys): the errors of two log evidences add
+    in quadrature, and the intervals of the probabilities come from simulating the log evidences as
+    independent normals. Computed on the host.
+
+    Only evidences of the same data can be compared. Where the models' observed values can be seen and
+    differ, in whatever sites and shapes they come, this is an error.
+
+    :param evidences: the result of each model, by a name of your choice.
+    :param prior_probabilities: the models' probabilities before the data, by name; equal if left out.
+
+    **Example**
+
+    >>> import jax, numpyro, numpyro.distributions as dist
+    >>> from numpyro_dais import DAIS
+    >>> from numpyro_dais.results.comparison import compare
+    >>> def model(prior_scale):
+    ...     mu = numpyro.sample("mu", dist.Normal(0.0, prior_scale))
+    ...     numpyro.sample("y", dist.Normal(mu, 1.0), obs=3.0)
+    >>> estimator = DAIS(model, num_steps=32, step_size=0.3)
+    >>> comparison = compare(
+    ...     {
+    ...         "narrow": estimator.log_evidence(jax.random.key(0), 0.3),
+    ...         "wide": estimator.log_evidence(jax.random.key(1), 3.0),
+    ...     }
+    ... )
+    >>> comparison.names
+    ('wide', 'narrow')
+    >>> bool(abs(comparison.log_bayes_factor[1] - -2.570) < 0.3)  # N(3; 0, 1.09) over N(3; 0, 10)
+    True
+    """
+    check_evidences("compare", evidences, least=2)
+    priors = _check_priors(prior_probabilities, list(evidences))
+    check_same_data({name: evidence.problem for name, evidence in evidences.items()})
+    values = {name: float(evidence.log_evidence) for name, evidence in evidences.items()}
+    names = sorted(evidences, key=lambda name: -values[name])
+    log_evidence = np.array([values[name] for name in names])
+    standard_error = np.array([float(evidences[name].standard_error) for name in names])
+    prior = np.array([priors[name] for name in names])
+    if not np.any((log_evidence > -np.inf) & (prior > 0)):
+        raise ValueError(
+            "At least one model needs an evidence and a prior probability above zero; got log evidences "
+            f"{values} and prior probabilities {priors}. See the warnings of each evidence."
+        )
+    factor_error = np.hypot(standard_error, standard_error[0])
+    factor_error[0] = 0.0
+    return Comparison(
+        names=tuple(names),
+        log_evidence=log_evidence,
+        standard_error=standard_error,
+        log_bayes_factor=log_evidence - log_evidence[0],
+        log_bayes_factor_error=factor_error,
+        prior_probability=prior,
+        probability=_probabilities(log_evidence, prior),
+        probability_interval=_probability_interval(log_evidence, standard_error, prior),
+        warnings={name: evidences[name].warnings for name in names if evidences[name].warnings},
+    )
+
+
+def _check_priors(priors: Any, names: list[str]) -> dict[str, float]:
+    if priors is None:
+        return {name: 1 / len(names) for name in names}
+    if not isinstance(priors, dict) or set(priors) != set(names):
+        given = list(priors) if isinstance(priors, dict) else priors
+        raise ValueError(
+            f"prior_probabilities must be a dict with the models' names {names}; got {given!r}. Give each "
+            "model one probability."
+        )
+    values = {name: float(priors[name]) for name in names}
+    if not all(value >= 0 for value in values.values()):
+        raise ValueError(f"prior_probabilities must not be negative; got {values}.")
+    if not np.isclose(total := sum(values.values()), 1.0, rtol=0, atol=1e-6):
+        raise ValueError(
+            f"prior_probabilities must sum to one; got {values}, which sum to {total:g}. Divide by the sum."
+        )
+    return values
+
+
+def _probabilities(log_evidence: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Posterior probabilities of the models, along the last axis."""
+    with np.errstate(divide="ignore"):
+        log_joint = log_evidence + np.log(prior)
+    joint = np.exp(log_joint - np.max(log_joint, axis=-1, keepdims=True))
+    return joint / np.sum(joint, axis=-1, keepdims=True)
+
+
+def _probability_interval(
+    log_evidence: np.ndarray, standard_error: np.ndarray, prior: np.ndarray
+) -> np.ndarray:
+    is_known, has_prior = np.isfinite(standard_error), prior > 0
+    is_drawn = is_known & has_prior & np.isfinite(log_evidence)
+    interval = np.zeros((len(prior), 2))
+    if np.any(is_drawn):
+        noise = np.random.default_rng(0).standard_normal((_NUM_DRAWS, len(prior)))
+        draws = log_evidence[is_drawn] + standard_error[is_drawn] * noise[:, is_drawn]
+        shares = _probabilities(draws, prior[is_drawn])
+        interval[is_drawn] = np.quantile(shares, _INTERVAL, axis=0).T
+    # A model of unknown evidence may have any probability, and so leave nothing to the others.
+    if np.any(has_prior & ~is_known):
+        interval[:, 0] = 0.0
+        interval[has_prior & ~is_known, 1] = 1.0
+    return interval

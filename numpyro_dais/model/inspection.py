@@ -1,0 +1,336 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a model is made of, and clear errors for those whose evidence is not defined."""
+
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro import distributions as dist
+from numpyro import handlers
+from numpyro.distributions.distribution import (
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+)
+from numpyro.distributions.util import is_identically_one
+from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.util import helpful_support_errors
+from numpyro.util import not_jax_tracer
+
+from numpyro_dais._util.numpyro_internals import mask_of
+from numpyro_dais.model.problem import Problem
+
+__all__ = [
+    "ModelStructure",
+    "base_of",
+    "check_data",
+    "check_site_names",
+    "inspect_model",
+    "is_imputed",
+    "plate_axes_of",
+    "plates_of",
+    "subsampled_plates",
+    "trace_model",
+    "unmasked",
+]
+
+Trace = dict[str, dict[str, Any]]
+
+# An unconstrained value; an odd one, at which no two supports agree by chance.
+_ANYWHERE = 0.3719
+
+
+class ModelStructure(NamedTuple):
+    """
+    The latent sites of a model.
+
+    :param prototype: some unconstrained value of each continuous latent site.
+    :param plate_axes: for each of them the axes of the independent plates, or None without any.
+    :param discrete: names of the latent sites to enumerate.
+    :param first_enum_dim: the first batch dimension free for enumeration.
+    """
+
+    prototype: dict[str, Any]
+    plate_axes: dict[str, tuple[int, ...]] | None
+    discrete: frozenset[str]
+    first_enum_dim: int
+
+
+def inspect_model(problem: Problem) -> ModelStructure:
+    """
+    Returns the structure of the problem's model, from one seeded run, or raises an error that names
+    the site that stands in the way.
+
+    :param problem: a problem with a model; it is traced, not computed.
+    """
+    structure: Any = None
+
+    def inspect() -> dict[str, jax.Array]:
+        nonlocal structure
+        structure = _inspect(problem)
+        return structure.prototype
+
+    shapes = jax.eval_shape(inspect)
+    # In the order of the model, which the dict that JAX returns does not keep.
+    names = structure.prototype
+    prototype = {n: np.full(shapes[n].shape, _ANYWHERE, shapes[n].dtype) for n in names}
+    return structure._replace(prototype=prototype)
+
+
+def _inspect(problem: Problem) -> ModelStructure:
+    trace = trace_model(problem, random.key(0))
+    _check_parameters(trace, problem)
+    _check_plates(trace, problem)
+    samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    latents = {name: site for name, site in samples.items() if not site["is_observed"]}
+    if not latents:
+        raise ValueError(
+            "A model needs at least one latent sample site; this one has none. Its log evidence is "
+            "its log density: see `numpyro.infer.util.log_density`."
+        )
+    is_start_prior = problem.guide is None and isinstance(problem.base_start, str)
+    discrete, prototype = set(), {}
+    for name, site in latents.items():
+        _check_latent(site, trace, is_start_prior)
+        if site["fn"].support.is_discrete:
+            _check_enumerable(site)
+            discrete.add(name)
+        else:
+            with helpful_support_errors(site):
+                transform = dist.biject_to(site["fn"].support)
+            prototype[name] = transform.inv(site["value"])
+    if not prototype:
+        raise ValueError(
+            f"The latent sites {sorted(discrete)} are all discrete; DAIS moves continuous ones. With "
+            "every site enumerated the evidence is exact: see `numpyro.contrib.funsor.log_density`."
+        )
+    for site in samples.values():
+        if site["is_observed"]:
+            _check_observed(site)
+    plate_axes = _plate_axes(problem.plates, trace, prototype) if problem.plates else None
+    if plate_axes is not None and discrete:
+        raise NotImplementedError(
+            f"plate={problem.plate!r} does not go with enumerated sites ({sorted(discrete)}): their "
+            "marginal density comes as one number. Leave plate= out for the evidence of all the data."
+        )
+    dims = [frame.dim for site in samples.values() for frame in site["cond_indep_stack"]]
+    return ModelStructure(prototype, plate_axes, frozenset(discrete), min(dims, default=0) - 1)
+
+
+def trace_model(problem: Problem, rng_key: jax.Array) -> Trace:
+    """
+    Returns the sites of one seeded run of the problem's model.
+
+    :param problem: a problem with a model.
+    :param rng_key: a JAX random key.
+    """
+    seeded = handlers.seed(problem.prepared_model, rng_key)
+    model = handlers.substitute(seeded, substitute_fn=_value_if_improper)
+    trace: Trace = handlers.trace(model).get_trace(*problem.args, **problem.kwargs)
+    return trace
+
+
+def check_site_names(what: str, given: set[str], expected: set[str]) -> None:
+    """
+    Raises an error unless both sets hold the same site names.
+
+    :param what: what the names were given in, to begin the message with.
+    :param given: the names that are there.
+    :param expected: the names that should be.
+    """
+    if missing := sorted(expected - given):
+        raise ValueError(
+            f"{what} must cover every latent site of the model; it misses {missing} "
+            f"(the model has {sorted(expected)}). Add a distribution for each."
+        )
+    if unknown := sorted(given - expected):
+        raise ValueError(
+            f"{what} has sites that the model does not: {unknown} "
+            f"(the model has {sorted(expected)}). Remove or rename them."
+        )
+
+
+def is_imputed(name: str, trace: Trace) -> bool:
+    """Whether a latent site holds the missing values of a site with ``obs_mask``."""
+    stem = name.removesuffix("_unobserved")
+    return stem != name and f"{stem}_observed" in trace and stem in trace
+
+
+def unmasked(fn: dist.Distribution) -> dist.Distribution:
+    """Returns a distribution without the mask that a handler has put on it."""
+    if isinstance(fn, MaskedDistribution):
+        return unmasked(fn.base_dist)
+    if isinstance(fn, ExpandedDistribution):
+        return unmasked(fn.base_dist).expand(fn.batch_shape)
+    if isinstance(fn, Independent):
+        return unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+    return fn
+
+
+def base_of(fn: dist.Distribution) -> dist.Distribution:
+    """Returns a distribution without masks, expansions and reinterpreted dimensions."""
+    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def _value_if_improper(site: dict[str, Any]) -> jax.Array | None:
+    """A value for a site that cannot be drawn, so that the run reaches its end."""
+    is_improper = site["type"] == "sample" and isinstance(base_of(site["fn"]), dist.ImproperUniform)
+    return init_to_uniform(site) if is_improper else None
+
+
+def _check_parameters(trace: Trace, problem: Problem) -> None:
+    names = {name for name, site in trace.items() if site["type"] in ("param", "mutable")}
+    missing = sorted(names - set(problem.params) - set(problem.guide_params))
+    if missing:
+        raise ValueError(
+            f"The model's parameters {missing} have no value. Pass params={{...}} with a value for "
+            "each `numpyro.param` (and `mutable`) site, such as `svi_result.params`: the evidence at "
+            "a random initial value would mean nothing."
+        )
+
+
+def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Returns the size, and that of the mini-batch, of each plate that takes a part of its elements."""
+    sizes = {name: site["args"][:2] for name, site in trace.items() if site["type"] == "plate"}
+    return {name: (n, b) for name, (n, b) in sizes.items() if b is not None and b != n}
+
+
+def _check_plates(trace: Trace, problem: Problem) -> None:
+    for name, (size, subsample_size) in subsampled_plates(trace).items():
+        if name not in problem.subsample:
+            raise NotImplementedError(
+                f"Plate {name!r} takes {subsample_size} of {size} elements; the evidence needs all of "
+                f"them. Leave subsample_size out; or use surrogate='quadratic', or minibatch=True, whose steps "
+                f"do without; or, where every site is inside, name it in plate={name!r} for the evidence of "
+                "each element of a mini-batch."
+            )
+
+
+def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> None:
+    name, fn = site["name"], site["fn"]
+    if isinstance(base_of(fn), dist.ImproperUniform) and is_start_prior:
+        raise ValueError(
+            f"Latent site {name!r} has an improper prior, under which the evidence is undefined. Give "
+            "it a proper prior, or a proper start (guide= or start=) if an unnormalised integral is "
+            "what you want."
+        )
+    if isinstance(base_of(fn), dist.Delta):
+        raise ValueError(
+            f"Latent site {name!r} has a Delta distribution; record a fixed value with "
+            "`numpyro.deterministic` instead."
+        )
+    if site["scale"] is not None and not is_identically_one(site["scale"]):
+        raise ValueError(
+            f"Latent site {name!r} is under `handlers.scale` (scale = {site['scale']}), so its prior does "
+            "not integrate to one. Scale observed sites only."
+        )
+    if _is_masked(fn) and not is_imputed(name, trace):
+        raise ValueError(
+            f"Latent site {name!r} is masked, which makes its prior improper. Mask observed sites only; "
+            "for missing observations use `obs_mask`."
+        )
+
+
+def _is_masked(fn: dist.Distribution) -> bool:
+    """Whether a mask, of a handler or of the distribution itself, hides a part of it."""
+    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
+        if isinstance(fn, MaskedDistribution):
+            mask = mask_of(fn)
+            if not (not_jax_tracer(mask) and np.all(mask)):
+                return True
+        fn = fn.base_dist
+    return False
+
+
+def _check_enumerable(site: dict[str, Any]) -> None:
+    name, fn = site["name"], site["fn"]
+    if not fn.has_enumerate_support:
+        raise ValueError(
+            f"Latent site {name!r} is discrete ({type(base_of(fn)).__name__}) and cannot be enumerated. "
+            "Sum it out by hand, or use a distribution with a finite support."
+        )
+    if site["infer"].get("enumerate") != "parallel":
+        raise ValueError(
+            f"Latent site {name!r} is discrete. To have it summed out, mark it with "
+            "infer={'enumerate': 'parallel'} (this needs funsor)."
+        )
+
+
+def check_data(problem: Problem) -> None:
+    """
+    Raises an error that names the observed site whose data make its density NaN, if there is one.
+
+    :param problem: a problem with a model and concrete arguments, run here as it is: sees data that the
+        model makes itself, too.
+    """
+    for name, site in trace_model(problem, random.key(0)).items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        is_missing = np.isnan(np.asarray(site["value"], np.float64))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NaN is out of every support: the error says more
+            log_prob = np.asarray(site["fn"].log_prob(site["value"]))
+        if np.any(is_missing) and not np.all(np.isfinite(log_prob)):
+            _raise_missing(name, int(np.sum(is_missing)))
+
+
+def _raise_missing(name: str, num_missing: int) -> None:
+    raise ValueError(
+        f"Observed site {name!r} has {num_missing} NaN among its data. Drop these entries or "
+        "impute them: numpyro.sample(..., obs_mask=...)."
+    )
+
+
+def _check_observed(site: dict[str, Any]) -> None:
+    value = site["value"]
+    if not (isinstance(value, (jax.Array, np.ndarray, float)) and not_jax_tracer(value)):
+        return
+    # Where a mask is, missing values may be what it hides.
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_masked(site["fn"]):
+        return
+    if num_missing := int(np.sum(np.isnan(value))):
+        _raise_missing(site["name"], num_missing)
+
+
+def _plate_axes(
+    plates: tuple[str, ...], trace: Trace, prototype: dict[str, jax.Array]
+) -> dict[str, tuple[int, ...]]:
+    """The axes of ``plates`` in the unconstrained value of each latent site."""
+    known = [name for name, site in trace.items() if site["type"] == "plate"]
+    for plate in plates:
+        if plate not in known:
+            raise ValueError(
+                f"plate={plate!r} is not a plate of the model; it has {known}. Name one of these, or "
+                "leave plate= out."
+            )
+    for name, site in trace.items():
+        if site["type"] == "sample" and (
+            outside := [p for p in plates if p not in plates_of(site)]
+        ):
+            raise ValueError(
+                f"One evidence per element needs every site inside plate {outside[0]!r}, but site {name!r} "
+                "is outside. Move it inside, or leave plate= out."
+            )
+    return {name: plate_axes_of(trace[name], plates) for name in prototype}
+
+
+def plates_of(site: dict[str, Any]) -> set[str]:
+    """Returns the names of the plates around a site."""
+    return {frame.name for frame in site["cond_indep_stack"]}
+
+
+def plate_axes_of(site: dict[str, Any], plates: tuple[str, ...]) -> tuple[int, ...]:
+    """Returns the axes of plates in the value of a site, constrained or not."""
+    # Batch dimensions are counted from the right of the batch shape; what lies to the left of them is
+    # the same in the constrained and the unconstrained value.
+    num_batch_dims = jnp.ndim(site["value"]) - site["fn"].event_dim
+    dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+    return tuple(num_batch_dims + dims[plate] for plate in plates)

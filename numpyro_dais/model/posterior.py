@@ -1,0 +1,151 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Posterior draws that reverse chains begin at: given, by NUTS, or simulated together with the data."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro.diagnostics import gelman_rubin
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais.model.density import ModelDensity
+from numpyro_dais.model.guide import FLOW_GUIDES
+from numpyro_dais.model.inspection import check_site_names, inspect_model
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import make_target
+
+__all__ = ["PosteriorDraws", "posterior_draws"]
+
+
+_NUM_WARMUP = 1000
+
+
+_NUM_CHAINS = 4
+
+
+_MIN_SAMPLES = 500  # per chain: fewer are too few to see whether they agree
+
+
+_RHAT_LIMIT = 1.01
+
+
+class PosteriorDraws(NamedTuple):
+    """
+    Draws from a posterior.
+
+    :param positions: as the chains see them, ``[num_draws, ..., num_dims]``.
+    :param num_chains: of how many Markov chains they are; None for independent draws.
+    :param notes: why they should not be trusted.
+    :param num_gradients: what they cost.
+    """
+
+    positions: jax.Array
+    num_chains: int | None
+    notes: tuple[str, ...]
+    num_gradients: int
+
+
+def posterior_draws(
+    rng_key: jax.Array, problem: Problem, samples: Any, num_draws: int
+) -> PosteriorDraws:
+    """
+    Returns posterior draws as positions: those given, checked, or by NUTS.
+
+    :param rng_key: the key of NUTS.
+    :param problem: the problem.
+    :param samples: values of the latent sites along a leading axis, or None.
+    :param num_draws: how many draws NUTS is to give.
+    """
+    if isinstance(problem.guide, FLOW_GUIDES):
+        raise NotImplementedError(
+            f"Reverse chains cannot end at a {type(problem.guide).__name__}: they would have to invert the "
+            "flow. Use AutoNormal or AutoMultivariateNormal."
+        )
+    if samples is not None:
+        return PosteriorDraws(_to_positions(problem, samples), None, (), 0)
+    if problem.potential_fn is not None:
+        raise ValueError(
+            "With potential_fn= the posterior draws have to be given: pass posterior_samples=."
+        )
+    if problem.data_plate is not None:
+        raise ValueError(
+            f"With a subsampled plate ({problem.data_plate.name!r}) the posterior draws have to be given, as NUTS "
+            "needs all the data at every step: pass posterior_samples=."
+        )
+    return _nuts_draws(rng_key, problem, num_draws)
+
+
+def _to_positions(problem: Problem, samples: Any) -> jax.Array:
+    leaves = jax.tree.leaves(samples)
+    lengths = {len(leaf) if jnp.ndim(leaf) else 0 for leaf in leaves}
+    if len(lengths) != 1 or min(lengths, default=0) < 2:
+        raise ValueError(
+            "posterior_samples must have one leading axis of draws, of at least 2 and the same in every "
+            f"site; got lengths {sorted(lengths)}."
+        )
+    target = make_target(problem)
+    if problem.potential_fn is not None:
+        return jax.vmap(target.ravel_fn)(samples)
+    density = ModelDensity(problem, inspect_model(problem))
+    names = set(density.structure.prototype)
+    values = jax.eval_shape(density.constrain, density.structure.prototype)
+    shapes = {name: values[name].shape for name in names}
+    check_site_names("posterior_samples", set(samples), names)
+    for name in sorted(names):
+        if jnp.shape(samples[name])[1:] != shapes[name]:
+            raise ValueError(
+                f"posterior_samples[{name!r}] must have shape [num_draws, *{shapes[name]}]; got "
+                f"{jnp.shape(samples[name])}."
+            )
+    samples = {name: jnp.asarray(samples[name], float) for name in names}
+    is_inside = jax.vmap(density.in_support)(samples)
+    for name in sorted(names):
+        if is_concrete(is_inside) and not np.all(is_inside[name]):
+            raise ValueError(
+                f"posterior_samples[{name!r}] has {int(np.sum(~np.asarray(is_inside[name])))} draws outside "
+                "the support of the site. Pass constrained values, as `mcmc.get_samples()` gives them."
+            )
+    return jax.vmap(density.to_position)(samples)
+
+
+def _nuts_draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> PosteriorDraws:
+    num_kept = -(-num_draws // _NUM_CHAINS)
+    thinning = -(-_MIN_SAMPLES // num_kept)
+    mcmc = MCMC(
+        NUTS(problem.prepared_model),
+        num_warmup=_NUM_WARMUP,
+        num_samples=num_kept * thinning,
+        num_chains=_NUM_CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    fields = ("diverging", "num_steps")
+    mcmc.warmup(rng_key, *problem.args, extra_fields=fields, collect_warmup=True, **problem.kwargs)
+    num_gradients = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    mcmc.run(mcmc.last_state.rng_key, *problem.args, extra_fields=fields, **problem.kwargs)
+    extra = mcmc.get_extra_fields()
+    num_gradients += int(np.sum(extra["num_steps"]))
+    density = ModelDensity(problem, inspect_model(problem))
+    names = density.structure.prototype
+    chains = {n: x for n, x in mcmc.get_samples(group_by_chain=True).items() if n in names}
+    rhat = max(float(np.nanmax(gelman_rubin(np.asarray(x)))) for x in chains.values())
+    notes = []
+    if num_divergent := int(np.sum(extra["diverging"])):
+        notes.append(
+            f"NUTS had {num_divergent} divergent transitions, so its draws, and with them the upper bound, "
+            "may be wrong; reparametrise the model or give posterior_samples=."
+        )
+    if rhat > _RHAT_LIMIT:
+        notes.append(
+            f"NUTS has not converged (r-hat {rhat:.2f}, above {_RHAT_LIMIT}), so the upper bound is not to be "
+            "trusted; reparametrise the model or give posterior_samples=."
+        )
+    kept = {name: x[:, ::thinning] for name, x in chains.items()}
+    samples = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
+    positions = jax.vmap(density.to_position)(samples)
+    return PosteriorDraws(positions, _NUM_CHAINS, tuple(notes), num_gradients)

@@ -1,0 +1,192 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is to be integrated: a model with its arguments and a start, as one pytree."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import numpyro
+
+from numpyro_dais.sampler.mixture import FittedStart
+
+__all__ = ["DataPlate", "Problem"]
+
+
+class DataPlate(NamedTuple):
+    """
+    The subsampled plate around the data of a model with global latents; static.
+
+    :param name: of the plate.
+    :param size: the number of its elements, N.
+    :param batch_size: that of a mini-batch, B.
+    :param batches: whether all particles see the ``"shared"`` mini-batches, or each ``"particle"`` its own;
+        None where no step needs data.
+    :param is_end_exact: whether the density at the end of a chain is that of all the data, or an estimate
+        from one more mini-batch.
+    """
+
+    name: str
+    size: int
+    batch_size: int
+    batches: str | None = None
+    is_end_exact: bool = True
+
+
+class _Static(NamedTuple):
+    """The parts of a problem that JAX does not trace; equal ones share a compiled program."""
+
+    model: Callable | None
+    potential_fn: Callable | None
+    guide: Callable | None
+    plate: str | tuple[str, ...] | None
+    data_plate: DataPlate | None
+    treedef: Any
+    leaves: tuple
+
+
+_TRACED = object()
+# The parts of a problem that may hold arrays.
+_ARRAYS = (
+    "start",
+    "params",
+    "guide_params",
+    "subsample",
+    "batch_key",
+    "surrogate",
+    "prng_key",
+    "args",
+    "kwargs",
+)
+# The parts that never do.
+_OTHERS = ("potential_fn", "guide", "plate", "data_plate")
+
+
+def _is_traced(leaf: Any) -> bool:
+    """Arrays and floats are traced; sizes, flags, strings and other objects stay as they are."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.inexact, float, complex))
+
+
+@jax.tree_util.register_pytree_node_class
+class Problem:
+    """
+    A model (or potential function), its arguments and the start of the chains.
+
+    ``subsample`` holds the indices of a mini-batch by plate, one for all runs; ``prng_key`` is what the
+    model and guide get from ``numpyro.prng_key()``. With a ``data_plate`` the density is that of all its
+    elements, and ``subsample`` has some, to run the model with; ``batch_key`` is that of the mini-batches
+    which the steps see, and ``surrogate`` what they follow instead.
+
+    Array and float leaves of ``start``, the parameters, ``subsample``, ``args`` and so on are leaves of this pytree; int, bool, str and other leaves are static, since NumPyro needs a plate's
+    size as a Python int. No closure over arrays is stored, so that a problem may leave ``jit``.
+    """
+
+    def __init__(
+        self,
+        model: Callable | None,
+        *,
+        potential_fn: Callable | None = None,
+        start: Any = "prior",
+        guide: Callable | None = None,
+        guide_params: dict | None = None,
+        params: dict | None = None,
+        plate: str | tuple[str, ...] | None = None,
+        data_plate: DataPlate | None = None,
+        subsample: dict[str, jax.Array] | None = None,
+        batch_key: jax.Array | None = None,
+        surrogate: Any = None,
+        prng_key: jax.Array | None = None,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> None:
+        self.model = model
+        self.potential_fn = potential_fn
+        self.start = start
+        self.guide = guide
+        self.guide_params = {} if guide_params is None else guide_params
+        self.params = {} if params is None else params
+        self.plate = plate
+        self.data_plate = data_plate
+        self.subsample = {} if subsample is None else subsample
+        self.batch_key = batch_key
+        self.surrogate = surrogate
+        self.prng_key = prng_key
+        self.args = args
+        self.kwargs = {} if kwargs is None else kwargs
+
+    @property
+    def base_start(self) -> Any:
+        """The start, or the one that a fitted start has replaced."""
+        return self.start.base if isinstance(self.start, FittedStart) else self.start
+
+    @property
+    def plates(self) -> tuple[str, ...]:
+        """The plates whose elements have an evidence each."""
+        if self.plate is None:
+            return ()
+        return (self.plate,) if isinstance(self.plate, str) else self.plate
+
+    @property
+    def prepared_model(self) -> Callable:
+        """The model with its ``param`` and ``mutable`` sites filled in, and nothing left to chance."""
+        return self._prepare(self.model, {**self.guide_params, **self.params})
+
+    def prepare_guide(self, guide: Callable) -> Callable:
+        """Returns the guide, or a piece of it, with its parameters filled in likewise."""
+        return self._prepare(guide, self.guide_params)
+
+    def _prepare(self, fn: Callable | None, params: dict) -> Callable:
+        substituted = numpyro.handlers.substitute(fn, data=params)
+        return _fixed_randomness(substituted, self.prng_key, self.subsample)
+
+    def tree_flatten(self) -> tuple[list, _Static]:
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        leaves, treedef = jax.tree.flatten(arrays)
+        children = [leaf for leaf in leaves if _is_traced(leaf)]
+        static_leaves = tuple(_TRACED if _is_traced(leaf) else leaf for leaf in leaves)
+        others = {name: getattr(self, name) for name in _OTHERS}
+        static = _Static(self.model, **others, treedef=treedef, leaves=static_leaves)
+        return children, static
+
+    @classmethod
+    def tree_unflatten(cls, static: _Static, children: Any) -> "Problem":
+        remaining = iter(children)
+        leaves = [next(remaining) if leaf is _TRACED else leaf for leaf in static.leaves]
+        arrays = jax.tree.unflatten(static.treedef, leaves)
+        others = {name: getattr(static, name) for name in _OTHERS}
+        return cls(static.model, **others, **arrays)
+
+    def replace(self, **changes: Any) -> "Problem":
+        """Returns the problem with other values of some of its parts."""
+        parts = {name: getattr(self, name) for name in (*_OTHERS, *_ARRAYS)}
+        model = changes.pop("model", self.model)
+        return Problem(model, **{**parts, **changes})
+
+
+class _fixed_randomness(numpyro.primitives.Messenger):
+    """
+    Makes the density a function of the latents: ``numpyro.prng_key()`` gives one key, and subsampled
+    plates take one mini-batch. The scale N/B of these plates is left to whoever adds up the elements.
+    """
+
+    def __init__(
+        self, fn: Callable, prng_key: jax.Array | None, subsample: dict[str, jax.Array]
+    ) -> None:
+        super().__init__(fn)
+        self.prng_key = jax.random.key(0) if prng_key is None else prng_key
+        self.subsample = subsample
+        self.ratios: dict[str, float] = {}
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] == "prng_key" and msg["value"] is None:
+            msg["value"] = self.prng_key
+        elif msg["type"] == "plate" and msg["name"] in self.subsample:
+            indices = msg["value"] = self.subsample[msg["name"]]
+            self.ratios[msg["name"]] = msg["args"][0] / len(indices)
+        elif msg["type"] == "sample":
+            for frame in msg["cond_indep_stack"]:
+                if frame.name in self.ratios:
+                    msg["scale"] = msg["scale"] / self.ratios[frame.name]

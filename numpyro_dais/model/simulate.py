@@ -1,0 +1,121 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Data sets drawn from a model, each with the latents that it was drawn with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import random
+
+import numpyro
+from numpyro import handlers
+from numpyro.distributions import Unit
+
+from numpyro_dais.model.inspection import inspect_model
+from numpyro_dais.model.problem import Problem
+
+__all__ = ["WithData", "WithoutData", "check_can_be_simulated", "simulate"]
+
+
+def _observed(trace: dict) -> dict[str, dict[str, Any]]:
+    return {n: s for n, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
+
+
+def check_can_be_simulated(problem: Problem) -> None:
+    seeded = handlers.seed(problem.prepared_model, random.key(0))
+    observed: dict[str, bool] = {}
+
+    def collect() -> None:
+        trace = handlers.trace(seeded).get_trace(*problem.args, **problem.kwargs)
+        observed.update({n: isinstance(s["fn"], Unit) for n, s in _observed(trace).items()})
+
+    jax.eval_shape(collect)
+    factors = [name for name, is_factor in observed.items() if is_factor]
+    if not observed or factors:
+        what = f"the factor sites {factors}" if factors else "no observed sites"
+        raise ValueError(
+            f"certify simulates data from the model, but it has {what}, from which nothing can be drawn. "
+            "Write the likelihood as numpyro.sample(..., obs=...)."
+        )
+
+
+def simulate(rng_key: jax.Array, problem: Problem) -> tuple[dict, dict, tuple]:
+    """
+    Values of the latent sites, of the sites that are observed in the problem, and the arguments with these in
+    place of the observed ones, for a guide that looks at the data.
+    """
+    args, kwargs = problem.args, problem.kwargs
+    forget = _forget_observed(problem.prepared_model)
+    trace = handlers.trace(handlers.seed(forget, rng_key)).get_trace(*args, **kwargs)
+    names = inspect_model(problem).prototype
+    values = {name: trace[name]["value"] for name in names}
+    data = {
+        name: site["value"]
+        for name, site in trace.items()
+        if site["type"] == "sample" and name not in names
+    }
+
+    def replaced(leaf: Any) -> Any:
+        name = next((name for name, old in forget.observed.items() if old is leaf), None)
+        return leaf if name is None else data[name]
+
+    return values, data, jax.tree.map(replaced, args)
+
+
+class WithData:
+    """A model whose observed sites take their values from its first argument."""
+
+    def __init__(self, model: Callable | None) -> None:
+        self.model = model
+
+    def __call__(self, data: dict, args: tuple, **kwargs: Any) -> Any:
+        return _replace_observed(self.model, data)(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WithData) and other.model is self.model
+
+    def __hash__(self) -> int:
+        return hash((WithData, self.model))
+
+
+class WithoutData:
+    """A hand-written guide with the arguments of :class:`WithData`."""
+
+    def __init__(self, guide: Callable) -> None:
+        self.guide = guide
+
+    def __call__(self, data: dict, args: tuple, **kwargs: Any) -> Any:
+        return self.guide(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WithoutData) and other.guide is self.guide
+
+    def __hash__(self) -> int:
+        return hash((WithoutData, self.guide))
+
+
+class _forget_observed(numpyro.primitives.Messenger):
+    """Draws observed sites instead, and keeps what was observed."""
+
+    def __init__(self, fn: Callable) -> None:
+        super().__init__(fn)
+        self.observed: dict[str, Any] = {}
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:
+            self.observed[msg["name"]] = msg["value"]
+            msg["is_observed"], msg["value"] = False, None
+
+
+class _replace_observed(numpyro.primitives.Messenger):
+    """Gives observed sites other values."""
+
+    def __init__(self, fn: Callable | None, data: dict) -> None:
+        super().__init__(fn)
+        self.data = data
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] == "sample" and msg["is_observed"] and msg["name"] in self.data:
+            msg["value"] = self.data[msg["name"]]

@@ -1,0 +1,4 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Results and their words: evidences, comparisons, certificates, pictures, ArviZ."""

@@ -1,0 +1,287 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Pictures of results. Matplotlib is imported when one is drawn."""
+
+import textwrap
+from typing import Any
+
+import numpy as np
+
+from numpyro_dais.results.comparison import Comparison, _share, check_evidences
+from numpyro_dais.results.evidence import Evidence, _with_error
+from numpyro_dais.results.gap import gap_contributions
+from numpyro_dais.sampler.settings import Settings
+
+__all__ = ["plot_comparison", "plot_evidence", "plot_sandwich"]
+
+_BLUE, _ORANGE, _DARK = "#0072b2", "#d55e00", "#222222"
+_NUM_BARS = 20
+_JUMP = 1e3  # what comes before a rise by this factor is as good as zero
+_LOG_BELOW = 1e-2  # a first inverse temperature, from which on its axis is logarithmic
+
+
+def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
+    """
+    Returns Matplotlib axes with the log evidence of each model ± 2 standard errors, the best on top, and
+    the models' probabilities beside them.
+
+    An open dot has an unknown error; a model of evidence zero has no dot.
+
+    :param comparison: the result of :func:`~numpyro_dais.results.comparison.compare`.
+    :param ax: the axes to draw on; new ones if left out.
+    """
+    ax = _axes(ax, len(comparison.names))
+    for row, name in enumerate(comparison.names):
+        value, error = comparison.log_evidence[row], comparison.standard_error[row]
+        if np.isfinite(value):
+            _dot(ax, value, row, error, _BLUE)
+        else:
+            _beside(ax, 0.02, row, r"$\log p(D) = -\infty$", ha="left")
+        low, high = comparison.probability_interval[row]
+        text = f"{_share(comparison.probability[row])}  ({_share(low)} to {_share(high)})"
+        mark = " *" if name in comparison.warnings else ""
+        _beside(ax, 1.02, row, text + mark, ha="left")
+    _beside(ax, 1.02, -0.7, "probability (95 %)", ha="left", fontweight="bold")
+    _style_rows(ax, list(comparison.names))
+    ax.set_ylim(top=-1.0)  # room for the header
+    ax.set_xlabel("log evidence (nats), ± 2 s.e.")
+    if comparison.warnings:
+        _beside(ax, 1.02, len(comparison.names) - 0.35, "* with warnings", ha="left", va="top")
+    return ax
+
+
+def plot_sandwich(evidences: dict[str, Evidence], ax: Any = None) -> Any:
+    """
+    Returns Matplotlib axes with the interval between the stochastic lower and upper bounds of each
+    evidence, both ± 2 standard errors, and the estimate of the log evidence as a dot.
+
+    Without an upper bound only the lower one is drawn.
+
+    :param evidences: results by name, drawn from top to bottom.
+    :param ax: the axes to draw on; new ones if left out.
+    """
+    check_evidences("plot_sandwich", evidences, least=1)
+    ax = _axes(ax, len(evidences))
+    for row, evidence in enumerate(evidences.values()):
+        lower, upper = float(evidence.lower_bound), evidence.upper_bound
+        if upper is not None and np.all(np.isfinite([lower, float(upper)])):
+            width = float(upper) - lower
+            ax.barh(row, width, left=lower, height=0.34, color=_BLUE, alpha=0.25, linewidth=0)
+        _end(ax, lower, row, evidence.lower_bound_error)
+        if upper is not None:
+            _end(ax, float(upper), row, evidence.upper_bound_error)
+        if np.isfinite(value := float(evidence.log_evidence)):
+            label = None if row else "estimate"
+            ax.plot([value], [row], "o", color=_ORANGE, markersize=5, zorder=4, label=label)
+    _style_rows(ax, list(evidences))
+    ax.set_xlabel("log evidence (nats): bounds, ± 2 s.e.")
+    return ax
+
+
+def plot_evidence(evidence: Evidence) -> Any:
+    """
+    Returns a Matplotlib figure of one run: the inverse temperature, step size and damping of each step, what each
+    step adds to the gap (or, of corrected chains, its acceptance), and a histogram of the log weights with the
+    log evidence. Warnings are written below.
+
+    The contributions are those of a few particles that run again; see :mod:`numpyro_dais.sampler.contributions`. Without
+    steps there are the histogram and what the start is.
+
+    :param evidence: the result of an estimator, without a plate.
+    """
+    check_evidences("plot_evidence", {evidence.method: evidence}, least=1)
+    plt = _pyplot()
+    settings = evidence.settings
+    if settings.num_steps:
+        figure, axes = plt.subplots(2, 2, figsize=(9.0, 5.6), layout="constrained")
+        _draw_schedule(axes[0, 0], settings)
+        _draw_step_size(axes[0, 1], settings)
+        if evidence.acceptance is None:
+            title = "Contribution to the gap"
+            title += ", without resampling" if evidence.island_size > 1 else ""
+            _draw_contributions(axes[1, 0], gap_contributions(evidence), title)
+        else:
+            _draw_acceptance(axes[1, 0], np.asarray(evidence.acceptance))
+        _draw_weights(axes[1, 1], evidence)
+    else:
+        figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
+        _draw_start(axes[0], evidence)
+        _draw_weights(axes[1], evidence)
+    value = _with_error(evidence.log_evidence, evidence.standard_error)
+    figure.suptitle(f"{evidence.method}: log evidence {value}", fontweight="bold")
+    if evidence.warnings:
+        lines = [textwrap.fill(f"Warning: {fault}", 125) for fault in evidence.warnings]
+        figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize="small", color=_ORANGE)
+    return figure
+
+
+def _draw_schedule(ax: Any, settings: Settings) -> None:
+    betas = np.asarray(settings.betas)
+    steps = np.arange(1, len(betas) + 1)
+    ax.plot(steps, betas, color=_BLUE, marker="." if len(betas) < 20 else None)
+    shown = betas[np.flatnonzero(betas[1:] > _JUMP * betas[:-1]).max(initial=-1) + 1 :]
+    if shown[0] < _LOG_BELOW:
+        ax.set_yscale("log")
+        ax.set_ylim(bottom=shown[0] / 2)
+    _style_panel(ax, "Schedule", "step", r"inverse temperature $\beta$")
+
+
+def _draw_step_size(ax: Any, settings: Settings) -> None:
+    step_size, damping = np.asarray(settings.step_size), np.asarray(settings.damping)
+    marker = "." if len(step_size) < 20 else None
+    steps = np.arange(1, len(step_size) + 1)
+    ax.plot(steps, step_size, color=_BLUE, marker=marker, label=r"step size $\eta$")
+    ax.plot(steps, damping, color=_ORANGE, ls="--", marker=marker, label=r"damping $\gamma$")
+    ax.set_ylim(bottom=0.0, top=1.25 * max(step_size.max(), damping.max()))
+    ax.legend(loc="upper right", ncols=2, fontsize="small", frameon=False)
+    _style_panel(ax, "Step size and damping", "step", "")
+
+
+def _draw_contributions(ax: Any, contributions: np.ndarray, title: str) -> None:
+    if not np.all(np.isfinite(contributions)):
+        first = int(np.flatnonzero(~np.isfinite(contributions))[0])
+        ax.axvline(first + 1, color=_ORANGE)
+        _note(ax, 0.98, f"a weight is not finite from step {first + 1} on", ha="right")
+        contributions = np.where(np.arange(len(contributions)) < first, contributions, 0.0)
+    else:
+        _note(ax, 0.98, f"{contributions.sum():.3g} nats in all", ha="right")
+    num_bars = min(_NUM_BARS, len(contributions))
+    edges = np.linspace(0, len(contributions), num_bars + 1).round().astype(int)
+    totals = np.add.reduceat(contributions, edges[:-1])
+    widths = np.diff(edges)
+    ax.bar(edges[:-1] + 0.5, totals / widths, width=widths, align="edge", color=_BLUE, alpha=0.8)
+    ax.axhline(0.0, color=_DARK, linewidth=0.8)
+    ax.margins(y=0.2)
+    _style_panel(ax, title, "step", "nats per step")
+    ax.set_xlim(0.5, len(contributions) + 0.5)
+
+
+def _draw_acceptance(ax: Any, acceptance: np.ndarray) -> None:
+    marker = "." if len(acceptance) < 20 else None
+    ax.plot(np.arange(1, len(acceptance) + 1), acceptance, color=_BLUE, marker=marker)
+    ax.set_ylim(0.0, 1.05)
+    _style_panel(ax, "Acceptance", "step", "mean over particles")
+
+
+def _draw_start(ax: Any, evidence: Evidence) -> None:
+    start = evidence.settings.start
+    kind = "the estimator's own start" if start is None else start.description
+    lines = [
+        "no steps: importance sampling",
+        f"from {kind}",
+        f"{evidence.num_particles} particles, {int(evidence.num_gradients)} gradients",
+    ]
+    text = "\n".join(textwrap.fill(line, 52) for line in lines)
+    ax.text(0.0, 0.95, text, transform=ax.transAxes, va="top", color=_DARK)
+    ax.set_title("Start", loc="left", fontsize="medium")
+    ax.axis("off")
+
+
+def _draw_weights(ax: Any, evidence: Evidence) -> None:
+    log_weights = np.asarray(evidence.log_weights, np.float64)
+    finite = log_weights[np.isfinite(log_weights)]
+    if len(finite):
+        num_bins = int(np.clip(np.sqrt(len(finite)), 8, 50))
+        low, high = _shown_range(finite)
+        ax.hist(finite, bins=np.linspace(low, high, num_bins + 1), color=_BLUE, alpha=0.8)
+        ax.axvline(float(evidence.log_evidence), color=_ORANGE, label="log evidence")
+        has_bound = evidence.settings.num_steps > 0 and len(finite) == len(log_weights)
+        if has_bound and (mean := finite.mean()) > low:
+            ax.axvline(mean, color=_DARK, ls=":", label="mean (lower bound)")
+        ax.set_xlim(low, high + 0.03 * (high - low))
+        ax.margins(y=0.35)
+        ax.legend(loc="upper left", ncols=2, fontsize="small", framealpha=1.0, edgecolor="none")
+        if num_lower := int(np.sum(finite < low)):
+            _note(ax, 0.02, f"{num_lower} lower ones not shown", y=0.84)
+    if len(finite) < len(log_weights):
+        _note(ax, 0.98, f"{len(log_weights) - len(finite)} of weight zero", ha="right", y=0.84)
+    title = f"Log weights: ESS {float(evidence.ess):.0f} of {len(log_weights)} {evidence._unit}"
+    _style_panel(ax, title, "nats", "")
+
+
+def _shown_range(log_weights: np.ndarray) -> tuple[float, float]:
+    """Where a histogram is drawn: without the few weights that are so low that they count for nothing."""
+    low, high = float(log_weights.min()), float(log_weights.max())
+    if high - low < 1e-6 * max(abs(high), 1.0):  # equal weights
+        return low - 0.5, high + 0.5
+    return max(low, high - 1.8 * (high - float(np.quantile(log_weights, 0.15)))), high
+
+
+def _style_panel(ax: Any, title: str, xlabel: str, ylabel: str) -> None:
+    ax.set_title(title, loc="left", fontsize="medium")
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.grid(alpha=0.4, linewidth=0.5)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _note(ax: Any, x: float, text: str, y: float = 0.95, **kwargs: Any) -> None:
+    """Small text at fractions of the axes."""
+    ax.text(x, y, text, transform=ax.transAxes, va="top", fontsize="small", color=_DARK, **kwargs)
+
+
+def _axes(ax: Any, num_rows: int) -> Any:
+    if ax is not None:
+        return ax
+    _, ax = _pyplot().subplots(figsize=(6.4, 1.2 + 0.4 * num_rows), layout="constrained")
+    return ax
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            'Plots need Matplotlib, which is not installed: `pip install "numpyro-dais[examples]"`, or '
+            "`pip install matplotlib`."
+        ) from error
+    return plt
+
+
+def _dot(ax: Any, value: float, row: int, error: float, color: str) -> None:
+    is_known = np.isfinite(error)
+    ax.errorbar(
+        [value],
+        [row],
+        xerr=[2 * error] if is_known else None,
+        fmt="o",
+        color=color,
+        markerfacecolor=color if is_known else "white",
+        markersize=6,
+        capsize=3,
+    )
+
+
+def _end(ax: Any, value: float, row: int, error: Any) -> None:
+    """One end of a sandwich: a stroke, and its error as a thin line."""
+    if not np.isfinite(value):
+        return
+    xerr = [2 * float(error)] if error is not None and np.isfinite(float(error)) else None
+    ax.errorbar(
+        [value],
+        [row],
+        xerr=xerr,
+        fmt="|",
+        color=_BLUE,
+        markersize=11,
+        markeredgewidth=1.8,
+        elinewidth=1.0,
+        zorder=3,
+    )
+
+
+def _beside(ax: Any, x: float, row: float, text: str, **kwargs: Any) -> None:
+    """Text at a fraction of the axes' width, in a row."""
+    kwargs = {"va": "center", "fontsize": "small", "color": _DARK, **kwargs}
+    ax.annotate(text, (x, row), xycoords=("axes fraction", "data"), annotation_clip=False, **kwargs)
+
+
+def _style_rows(ax: Any, names: list[str]) -> None:
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.margins(x=0.08)
+    ax.grid(axis="x", alpha=0.4, linewidth=0.5)
+    ax.spines[["top", "right", "left"]].set_visible(False)

@@ -1,0 +1,193 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Independent chains side by side, from the start to the target or back."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dais.sampler.chain import (
+    ChainResult,
+    run_adaptive_chains,
+    run_chain,
+    run_reverse_chain,
+)
+from numpyro_dais.sampler.kernel import UNCORRECTED, Transition
+from numpyro_dais.sampler.loop import Memory
+from numpyro_dais.sampler.path import Target
+from numpyro_dais.sampler.reversible.gradient import Reversible, start_scale
+from numpyro_dais.sampler.settings import Settings
+
+__all__ = [
+    "Run",
+    "join_runs",
+    "particle_keys",
+    "run_adaptive_particles",
+    "run_particles",
+    "run_reverse_particles",
+]
+
+
+class Run(NamedTuple):
+    """
+    Particles at the end of their chains, ``[num_particles, ...]`` each.
+
+    :param acceptance: mean acceptance of each step, ``[num_steps, ...]``, if chains are corrected.
+    :param step_size: the step sizes used.
+    """
+
+    log_weights: jax.Array
+    positions: jax.Array
+    is_start_finite: jax.Array
+    acceptance: jax.Array | None
+    step_size: jax.Array
+
+
+def particle_keys(rng_key: jax.Array, num_particles: int, first: jax.Array | int = 0) -> jax.Array:
+    """
+    Returns a key for each particle, which depends on the index of the particle only, not on their number.
+
+    :param rng_key: the key of a run.
+    :param num_particles: the number of keys.
+    :param first: the index of the first one.
+    """
+    return jax.vmap(partial(random.fold_in, rng_key))(first + jnp.arange(num_particles))
+
+
+def run_particles(
+    rng_keys: jax.Array,
+    target: Target,
+    settings: Settings,
+    memory: Memory,
+    transition: Transition = UNCORRECTED,
+    chunk_size: int | None = None,
+    on_step: Callable[[jax.Array], None] | None = None,
+    reversible: Reversible | None = None,
+) -> Run:
+    """
+    Returns particles that have gone from the start to the target.
+
+    :param rng_keys: a key for each of them.
+    :param target: what they see.
+    :param settings: settings of every chain.
+    :param memory: how the gradient of a chain is taken.
+    :param transition: the kind of transitions.
+    :param chunk_size: how many run at a time; all if None.
+    :param on_step: called with the index of each step.
+    :param reversible: options of ``memory="reversible"``, but for its scale, which is the start's.
+    """
+    if memory == "reversible":
+        reversible = (reversible or Reversible())._replace(scale=start_scale(target.sample_fn))
+
+    def particle(key: jax.Array) -> tuple[jax.Array, ChainResult]:
+        start_key, chain_key = random.split(key)
+        start = target.sample_fn(start_key)
+        end = run_chain(
+            chain_key,
+            jnp.where(jnp.isfinite(start), start, 0.0),
+            target.log_densities_fn,
+            settings.steps(start.shape[-1]),
+            memory,
+            transition,
+            on_step,
+            reversible,
+            target.dynamics_fn,
+        )
+        return start, end
+
+    if chunk_size is None or chunk_size >= len(rng_keys):
+        starts, ends = jax.vmap(particle)(rng_keys)
+    else:
+        starts, ends = lax.map(particle, rng_keys, batch_size=chunk_size)
+    return _run_of(starts, ends, settings.step_size)
+
+
+def join_runs(runs: list[Run]) -> Run:
+    """Returns blocks of particles with the same settings as one run."""
+    host = [jax.tree.map(np.asarray, run) for run in runs]
+    sizes = np.array([len(run.log_weights) for run in host])
+
+    def join(*parts: np.ndarray) -> np.ndarray:
+        return np.concatenate(parts)
+
+    joined = jax.tree.map(join, *(run._replace(acceptance=None, step_size=None) for run in host))
+    acceptance = None
+    if host[0].acceptance is not None:
+        by_block = np.stack([run.acceptance for run in host])
+        acceptance = np.tensordot(sizes / sizes.sum(), by_block, axes=1)
+    return jax.device_put(joined._replace(acceptance=acceptance, step_size=host[0].step_size))
+
+
+def run_adaptive_particles(
+    rng_key: jax.Array,
+    target: Target,
+    settings: Settings,
+    num_particles: int,
+    transition: Transition,
+    update_fn: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Run:
+    """
+    Returns particles that have gone from the start to the target together, the step size of each step
+    set by ``update_fn`` from the last one and its mean acceptance. The other parameters are those of
+    :func:`run_particles`.
+    """
+    start_key, chain_key = random.split(rng_key)
+    starts = jax.vmap(target.sample_fn)(random.split(start_key, num_particles))
+    begin = jnp.where(jnp.isfinite(starts), starts, 0.0)
+    steps = settings.steps(starts.shape[-1])
+    ends, step_size = run_adaptive_chains(
+        chain_key, begin, target.log_densities_fn, steps, transition, update_fn
+    )
+    return _run_of(starts, ends, step_size)
+
+
+def run_reverse_particles(
+    rng_key: jax.Array,
+    target: Target,
+    settings: Settings,
+    positions: jax.Array,
+    memory: Memory,
+    transition: Transition = UNCORRECTED,
+) -> Run:
+    """
+    Returns particles that have gone from posterior draws, ``positions``, back to the start. The other
+    parameters are those of :func:`run_particles`.
+    """
+
+    def particle(key: jax.Array, position: jax.Array) -> ChainResult:
+        steps = settings.steps(position.shape[-1])
+        return run_reverse_chain(
+            key,
+            position,
+            target.log_densities_fn,
+            steps,
+            memory,
+            transition,
+            target.dynamics_fn,
+        )
+
+    ends = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
+    run = _run_of(positions, ends, settings.step_size)
+    # A reverse weight that is not finite counts as infinite: the bound stays a bound.
+    log_weights = jnp.where(jnp.isfinite(ends.log_weight), ends.log_weight, jnp.inf)
+    return run._replace(log_weights=log_weights)
+
+
+def _run_of(starts: jax.Array, ends: ChainResult, step_size: jax.Array) -> Run:
+    """Ends of chains, with weight zero for those that left the representable numbers."""
+    is_finite = jnp.isfinite(starts)
+    is_good = jnp.all(is_finite, -1) & jnp.isfinite(ends.log_weight)
+    acceptance = None if ends.acceptance is None else jnp.mean(ends.acceptance, axis=0)
+    return Run(
+        log_weights=jnp.where(is_good, ends.log_weight, -jnp.inf),
+        positions=ends.position,
+        is_start_finite=jnp.all(is_finite, tuple(range(1, is_finite.ndim))),
+        acceptance=acceptance,
+        step_size=step_size,
+    )

@@ -1,0 +1,237 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The settings of a chain: everything that is fixed before the run."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais.sampler.kernel import Step
+from numpyro_dais.sampler.mixture import Component, Mixture
+from numpyro_dais.sampler.schedule import interpolate, validate_betas
+
+__all__ = ["Settings", "interpolate_settings", "load_settings", "make_settings", "no_steps"]
+
+
+class Settings(NamedTuple):
+    """
+    Settings of a chain of K steps.
+
+    :param betas: inverse temperatures, ``[K]``.
+    :param step_size: one per step, ``[K]``, or per step and element of a plate.
+    :param damping: one per step, ``[K]``.
+    :param preconditioner: None; constant, ``[num_dims]`` or ``[num_dims, num_dims]`` (lower
+        triangular); or per step, with a leading axis of length K.
+    :param num_gradients: gradient evaluations that were spent to find these settings.
+    :param start: a start that was fitted to the posterior, or None for the estimator's own.
+    :param num_particles: how many particles these settings are for, or None.
+    """
+
+    betas: jax.Array
+    step_size: jax.Array
+    damping: jax.Array
+    preconditioner: jax.Array | None = None
+    num_gradients: int = 0
+    start: Mixture | None = None
+    num_particles: int | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps K."""
+        return len(self.betas)
+
+    def __repr__(self) -> str:
+        if not is_concrete(self):
+            return f"Settings({self.num_steps} steps, traced)"
+        lines = [
+            f"Settings of {self.num_steps} steps" if self.num_steps else "Settings without steps"
+        ]
+        if self.num_steps:
+            is_constant = (
+                self.preconditioner is None or self.preconditioner.shape[0] != self.num_steps
+            )
+            kind = "none" if self.preconditioner is None else f"shape {self.preconditioner.shape}"
+            lines += [
+                f"  betas {_range(self.betas)}, half way at step {self._half_way} of {self.num_steps}",
+                f"  step size {_range(self.step_size)}, damping {_range(self.damping)}",
+                f"  preconditioner: {kind}{'' if is_constant else ', one per step'}",
+            ]
+        start = "as the estimator's" if self.start is None else self.start.description
+        number = "" if self.num_particles is None else f"; for {self.num_particles} particles"
+        lines.append(f"  start: {start}{number}; found with {self.num_gradients} gradients")
+        return "\n".join(lines)
+
+    @property
+    def _half_way(self) -> int:
+        return int(np.searchsorted(np.asarray(self.betas), 0.5)) + 1
+
+    def save(self, path: Any) -> None:
+        """
+        Writes the settings to a file, from which :func:`load_settings` reads them.
+
+        :param path: of the file, in NumPy's ``npz`` format.
+        """
+        arrays: dict[str, Any] = {
+            "/".join(str(getattr(key, "name", key)) for key in keys): np.asarray(leaf)
+            for keys, leaf in jax.tree_util.tree_leaves_with_path(self)
+        }
+        np.savez(path, **arrays)
+
+    def of_chain(self) -> "Settings":
+        """Returns what a compiled chain depends on, and nothing that would compile it again."""
+        return self._replace(num_gradients=0, start=None, num_particles=None)
+
+    def steps(self, num_dims: int) -> Step:
+        """
+        Returns the settings stacked by step. A constant preconditioner is not repeated: its leading
+        axis is of length 1.
+
+        :param num_dims: the dimension of a position.
+        """
+        preconditioner = self.preconditioner
+        if preconditioner is not None:
+            preconditioner = _by_step(preconditioner, self.num_steps, num_dims)
+        previous = jnp.append(0.0, self.betas[:-1])[: self.num_steps]
+        return Step(self.betas, previous, self.step_size, self.damping, preconditioner)
+
+
+def load_settings(path: Any) -> Settings:
+    """
+    Returns settings that :meth:`Settings.save` has written.
+
+    :param path: of the file.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    if "betas" not in arrays:
+        raise ValueError(
+            f"{path} holds no settings; it has {sorted(arrays)}. Write it with Settings.save."
+        )
+    counts: dict[str, Any] = {
+        name: int(arrays.pop(name)) for name in ("num_gradients", "num_particles") if name in arrays
+    }
+    order = arrays.pop("start/order", None)
+    floats: dict[str, Any] = {name: jnp.asarray(value, float) for name, value in arrays.items()}
+
+    def part(prefix: str) -> dict[str, Any]:
+        names = [name for name in floats if name.startswith(prefix)]
+        return {name.removeprefix(prefix): floats.pop(name) for name in names}
+
+    component = part("start/components/")
+    mixture = part("start/")
+    if order is None:
+        return Settings(**floats, **counts)
+    start = Mixture(jnp.asarray(order), Component(**component), **mixture)
+    return Settings(**floats, **counts, start=start)
+
+
+def make_settings(
+    betas: Any, step_size: Any, damping: Any, preconditioner: Any = None, num_gradients: int = 0
+) -> Settings:
+    """
+    Returns checked settings, numbers broadcast to one per step.
+
+    :param betas: inverse temperatures.
+    :param step_size: a positive number, or one per step.
+    :param damping: a number in [0, 1), or one per step.
+    :param preconditioner: see :class:`Settings`.
+    :param num_gradients: see :class:`Settings`.
+    """
+    if is_concrete(betas):
+        betas = validate_betas(betas)
+    num_steps = len(betas)
+    step_size = _array(step_size)
+    if step_size.ndim < 2:  # else for each element of a plate its own, as a pilot run finds them
+        step_size = _one_per_step("step_size", step_size, num_steps)
+    damping = _one_per_step("damping", damping, num_steps)
+    if is_concrete(step_size):
+        _check_values("step_size", "positive", step_size, np.asarray(step_size) > 0)
+    if is_concrete(damping):
+        values = np.asarray(damping)
+        _check_values("damping", "in [0, 1)", damping, (values >= 0) & (values < 1))
+    if preconditioner is not None:
+        preconditioner = _array(preconditioner)
+    return Settings(_array(betas), step_size, damping, preconditioner, num_gradients)
+
+
+def interpolate_settings(
+    settings: Settings, num_steps: int, is_preconditioner_changing: bool = False
+) -> Settings:
+    """
+    Returns settings for another number of steps: every setting as a function of k/K, and step sizes
+    shrunk as K to the -1/4, the paper's rule.
+
+    :param settings: the settings.
+    :param num_steps: the number of steps wanted.
+    :param is_preconditioner_changing: whether the preconditioner has one entry per step.
+    """
+    if num_steps == settings.num_steps:
+        return settings
+    preconditioner = settings.preconditioner
+    if preconditioner is not None and is_preconditioner_changing:
+        preconditioner = interpolate(preconditioner, num_steps)
+    shrinkage = (num_steps / settings.num_steps) ** -0.25
+    return Settings(
+        betas=interpolate(settings.betas, num_steps, is_zero_first=True),
+        step_size=shrinkage * interpolate(settings.step_size, num_steps),
+        damping=interpolate(settings.damping, num_steps),
+        preconditioner=preconditioner,
+        num_gradients=settings.num_gradients,
+    )
+
+
+def no_steps() -> Settings:
+    """Returns the settings of importance sampling."""
+    return make_settings(np.zeros(0), 1.0, 0.0)
+
+
+def _range(values: jax.Array) -> str:
+    low, high = float(np.min(values)), float(np.max(values))
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def _one_per_step(name: str, value: Any, num_steps: int) -> jax.Array:
+    value = _array(value)
+    if value.shape not in ((), (num_steps,)):
+        raise ValueError(
+            f"{name} must be a number or one number for each of the {num_steps} steps; got shape "
+            f"{value.shape}."
+        )
+    if is_concrete(value):
+        return jax.device_put(np.broadcast_to(value, (num_steps,)))
+    return jnp.broadcast_to(value, (num_steps,))
+
+
+def _array(value: Any) -> jax.Array:
+    """Returns an array of floats; where values are concrete NumPy converts them, and nothing compiles."""
+    if not is_concrete(value):
+        return jnp.asarray(value, float)
+    return jax.device_put(np.asarray(value, jnp.result_type(float)))
+
+
+def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray) -> None:
+    is_valid = is_valid & np.isfinite(values)
+    if not is_valid.all():
+        value = np.asarray(values)[~is_valid][0]
+        raise ValueError(f"{name} must be finite and {rule}; got {value}.")
+
+
+def _by_step(preconditioner: jax.Array, num_steps: int, num_dims: int) -> jax.Array:
+    shape, vector, matrix = preconditioner.shape, (num_dims,), (num_dims, num_dims)
+    if shape == matrix == (num_steps, num_dims):
+        raise ValueError(
+            f"A preconditioner of shape {shape} with {num_steps} steps may be one matrix or one diagonal "
+            f"per step. Give it a leading axis of length {num_steps}, or make diagonals matrices."
+        )
+    if shape in (vector, matrix):
+        return preconditioner[None]
+    if shape in ((num_steps, *vector), (num_steps, *matrix)):
+        return preconditioner
+    raise ValueError(
+        f"A preconditioner must have shape {vector} or {matrix}, with a leading axis of {num_steps} if "
+        f"it changes from step to step; got {shape}."
+    )

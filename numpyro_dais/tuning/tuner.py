@@ -1,0 +1,233 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Self-tuning: a start, a schedule, step sizes, and numbers of steps and particles for a wanted error.
+
+Everything here runs on the host, around compiled pieces, and spends gradients on one question: which settings
+give the smallest error of the log evidence for what is left of the budget. Settings are frozen before the
+reported run, whose randomness is fresh, so that its weights are unbiased whatever was decided here.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+from jax import random
+import numpy as np
+
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.sampler.settings import Settings, no_steps
+from numpyro_dais.tuning.annealing import anneal, damping_of
+from numpyro_dais.tuning.fitting import (
+    BLOCK,
+    LARGEST_KHAT,
+    SAFETY,
+    Fit,
+    RunFn,
+    StartSearch,
+    relative_variance,
+    with_fit,
+)
+from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
+from numpyro_dais.tuning.population import PilotPath, move_population, run_pilot, start_population
+
+__all__ = ["Tuner"]
+
+_GOOD_ENOUGH = 0.03  # nats without steps, for which these would cost a pilot run first
+_MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32  # wanted, and if the budget is short
+_MAX_PARTICLES = 2**18
+_PILOT_SHARE = 0.2
+_NUM_TRIAL_STEPS = 32
+_NUM_TRIAL_PARTICLES = 16
+_NUM_PLAN_PARTICLES = 48
+_STEP_SIZES = (1.4, 1.1, 0.8, 0.5, 0.3, 0.15, 0.07, 0.03)
+_MAX_DENSE_PILOT_DIMS = 20
+
+
+class _Trial(NamedTuple):
+    """A short run: its step size and log weights."""
+
+    step_size: float
+    log_weights: np.ndarray
+
+    @property
+    def bound(self) -> float:
+        """The mean log weight without the lowest quarter, where stray draws of a defensive start are."""
+        mean = float(np.mean(self._upper))
+        return mean if np.isfinite(mean) else -math.inf
+
+    @property
+    def _upper(self) -> np.ndarray:
+        return np.sort(self.log_weights)[len(self.log_weights) // 4 :]
+
+    @property
+    def log_variance(self) -> float:
+        """The variance of normal log weights that would have the same effective sample size."""
+        if not np.all(np.isfinite(self._upper)):
+            return 100.0
+        spread = float(np.var(self._upper, ddof=1))
+        spread *= 1.87  # which the upper three quarters of a normal's have less
+        from_weights = math.log1p(relative_variance(self.log_weights))
+        is_known = math.expm1(from_weights) < len(self.log_weights) / 5
+        return max(min(from_weights, spread) if is_known else spread, 1e-4)
+
+
+class _Plan(NamedTuple):
+    """Numbers of steps and particles, and what they promise."""
+
+    num_steps: int
+    num_particles: int
+    error: float
+    cost: float
+
+
+class Tuner:
+    """
+    Finds the settings of an estimator's chains. One for each estimator, since it keeps compiled programs.
+
+    :param run_fn: runs particles.
+    """
+
+    def __init__(self, run_fn: RunFn) -> None:
+        self._run_fn = run_fn
+        self._start_search = StartSearch(run_fn)
+        self._population = jax.jit(start_population, static_argnums=2)
+        self._move = jax.jit(move_population)
+
+    def tune(self, rng_key: jax.Array, problem: Problem, goal: Goal) -> Settings:
+        """
+        Returns settings for a goal.
+
+        :param rng_key: a JAX random key.
+        :param problem: what is to be integrated, from its own start.
+        :param goal: what the settings are for.
+        """
+        fit_key, pilot_key, trial_key, plan_key = random.split(rng_key, 4)
+        fit, spent, error = None, 0.0, math.inf
+        if goal.is_start_free:
+            fit, spent = self._start_search.find(fit_key, problem, goal)
+        if fit is not None and goal.num_steps is None:
+            num_particles, error = _plan_particles(fit.quality.score, 0.5, goal, spent)
+            if error <= max(goal.target_error, _GOOD_ENOUGH):
+                return _without_steps(fit, num_particles, spent)
+        started, mixture = problem, None
+        if fit is not None and fit.quality.khat < LARGEST_KHAT:
+            started, mixture = with_fit(problem, fit.mixture), fit.mixture
+        path, cost = self._pilot(pilot_key, started, goal, spent)
+        trial, trial_cost = self._search(trial_key, started, path)
+        spent += cost + trial_cost
+        plan = _Plan(goal.num_steps or 0, goal.num_particles or DEFAULT_NUM_PARTICLES, 0.0, 0.0)
+        if goal.num_steps is None:
+            plan, plan_cost = self._plan(plan_key, started, path, trial, goal, spent)
+            spent += plan_cost
+            if fit is not None and error < plan.error:
+                num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
+                return _without_steps(fit, num_particles, spent)
+        settings = anneal(path, plan.num_steps, trial.step_size, damping_of(trial.step_size))
+        return settings._replace(
+            start=mixture,
+            num_particles=plan.num_particles,
+            num_gradients=math.ceil(spent),
+        )
+
+    def _pilot(
+        self, rng_key: jax.Array, problem: Problem, goal: Goal, spent: float
+    ) -> tuple[PilotPath, float]:
+        start_key, pilot_key = random.split(rng_key)
+        num_particles = int(np.clip(72 * goal.budget / 1e5, 48, 512))
+        population = self._population(start_key, problem, num_particles)
+        num_dims = population.positions.shape[-1]
+        path = run_pilot(
+            pilot_key,
+            population,
+            lambda key, *args: self._move(key, problem, *args),
+            int(max(_PILOT_SHARE * goal.budget, 0.5 * (goal.budget - spent))),
+            is_dense=num_dims <= min(_MAX_DENSE_PILOT_DIMS, num_particles // 8),
+        )
+        return path, path.num_gradients
+
+    def _search(
+        self, rng_key: jax.Array, problem: Problem, path: PilotPath
+    ) -> tuple[_Trial, float]:
+        """The step size with the best bound in short runs with the same randomness."""
+        best, cost = _Trial(_STEP_SIZES[-1], np.array([-np.inf])), 0.0
+        for step_size in _STEP_SIZES:
+            settings = anneal(path, _NUM_TRIAL_STEPS, step_size, damping_of(step_size))
+            log_weights = self._run_fn(rng_key, problem, settings, _NUM_TRIAL_PARTICLES)
+            cost += _NUM_TRIAL_PARTICLES * (_NUM_TRIAL_STEPS + 0.5)
+            trial = _Trial(step_size, log_weights)
+            if trial.bound > best.bound:
+                best = trial
+            elif np.isfinite(best.bound):
+                break
+        return best, cost
+
+    def _plan(
+        self,
+        rng_key: jax.Array,
+        problem: Problem,
+        path: PilotPath,
+        trial: _Trial,
+        goal: Goal,
+        spent: float,
+    ) -> tuple[_Plan, float]:
+        """Numbers of steps and particles, from a longer trial; the variance of log weights falls as 1/K."""
+        wanted = _NUM_TRIAL_STEPS * trial.log_variance
+        affordable = 0.1 * max(goal.budget - spent, 0.0) / _NUM_PLAN_PARTICLES
+        num_steps = _power_of_two(min(max(wanted, 8.0), max(affordable, 8.0)))
+        settings = anneal(path, num_steps, trial.step_size, damping_of(trial.step_size))
+        log_weights = self._run_fn(rng_key, problem, settings, _NUM_PLAN_PARTICLES)
+        cost = _NUM_PLAN_PARTICLES * (num_steps + 0.5)
+        scale = num_steps * _Trial(trial.step_size, log_weights).log_variance
+        plans = []
+        for exponent in range(3, 15):
+            steps = 2**exponent
+            variance = math.expm1(min(scale / steps, 500.0))
+            num_particles, error = _plan_particles(variance, steps + 0.5, goal, spent + cost)
+            plans.append(_Plan(steps, num_particles, error, num_particles * (steps + 0.5)))
+        affordable_plans = [
+            plan
+            for plan in plans
+            if spent + cost + plan.cost <= goal.budget and plan.num_particles >= _FEWEST_PARTICLES
+        ] or plans[:1]
+        good = [plan for plan in affordable_plans if plan.error <= goal.target_error]
+        if good:
+            return min(good, key=lambda plan: plan.cost), cost
+        return min(affordable_plans, key=lambda plan: plan.error), cost
+
+
+def _plan_particles(
+    variance: float, cost_per_particle: float, goal: Goal, spent: float
+) -> tuple[int, float]:
+    """The number of particles for the wanted error, or as many as the budget allows, and their error."""
+    variance = max(SAFETY * variance, 1e-12)
+    affordable = max(int((goal.budget - spent) / cost_per_particle), 1)
+    if affordable > BLOCK:
+        affordable -= affordable % BLOCK
+    wanted = math.ceil(variance / goal.target_error**2)
+    # Without steps particles cost next to nothing, and more of them see more of the tail.
+    fewest = _MIN_PARTICLES if cost_per_particle > 1 else BLOCK
+    wanted = min(max(wanted, fewest), _MAX_PARTICLES)
+    num_particles = min(_round_up(wanted), affordable)
+    if goal.num_particles is not None:
+        num_particles = goal.num_particles
+    return num_particles, math.sqrt(variance / num_particles)
+
+
+def _without_steps(fit: Fit, num_particles: int, spent: float) -> Settings:
+    return no_steps()._replace(
+        start=fit.mixture, num_particles=num_particles, num_gradients=math.ceil(spent)
+    )
+
+
+def _round_up(number: int) -> int:
+    """A number of particles for which a compiled program is likely to be there already."""
+    if number > BLOCK:
+        return -(-number // BLOCK) * BLOCK
+    unit = max(2 ** (number.bit_length() - 3), 1)
+    return -(-number // unit) * unit
+
+
+def _power_of_two(value: float) -> int:
+    return 2 ** math.floor(math.log2(value))

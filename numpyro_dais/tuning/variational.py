@@ -1,0 +1,126 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Fits of a start to the posterior: its modes, Laplace's approximation around them, a variational fit."""
+
+import math
+from typing import NamedTuple
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.sampler.mixture import Component, from_noise, to_noise
+from numpyro_dais.tuning.ascent import ascend
+from numpyro_dais.tuning.laplace import log_joint
+
+__all__ = ["NO_TILT", "VARIATIONAL_DRAWS", "Tilt", "neck_of", "variational_fit"]
+
+
+VARIATIONAL_DRAWS = 16  # in one iteration
+
+
+_NECK = 4.0  # standard deviations from the middle
+
+
+_SMALL_INFLUENCE = 0.1  # a sum of squares of changes of log widths
+
+
+class Tilt(NamedTuple):
+    """
+    A Gaussian factor in one coordinate, which draws a fit to where it would not go.
+
+    :param axis: the coordinate, in the order of the fit.
+    :param center: its mean.
+    :param precision: the inverse of its variance; 0 for none.
+    """
+
+    axis: jax.Array | int
+    center: jax.Array | float
+    precision: jax.Array | float
+
+    def log_factor(self, ordered: jax.Array) -> jax.Array:
+        """Returns its logarithm at ordered coordinates."""
+        return -0.5 * self.precision * (ordered[self.axis] - self.center) ** 2
+
+
+NO_TILT = Tilt(0, 0.0, 0.0)
+
+
+def neck_of(component: Component) -> Tilt | None:
+    """
+    Returns the factor that draws a fit into the neck of a funnel: along the coordinate on which the widths of others
+    depend most, to the side where they are narrow. None if no width depends on any.
+
+    :param component: a fit of the whole.
+    """
+    if component.slopes is None:
+        return None
+    slopes = np.tril(component.slopes, -1)
+    influence = np.sum(slopes**2, axis=0)
+    axis = int(np.argmax(influence))
+    if influence[axis] < _SMALL_INFLUENCE:
+        return None
+    side = -float(np.sign(np.sum(slopes[:, axis])))
+    near, far = (
+        float(from_noise(component, jnp.zeros_like(component.loc).at[axis].set(z * side))[axis])
+        for z in (_NECK - 1, _NECK)
+    )
+    return Tilt(axis, far, (far - near) ** -2)
+
+
+def variational_fit(
+    rng_key: jax.Array,
+    problem: Problem,
+    component: Component,
+    order: jax.Array,
+    learning_rate: jax.Array,
+    tilt: Tilt,
+    num_iterations: int,
+) -> tuple[Component, jax.Array]:
+    r"""
+    Returns a mode that has been fitted by ascent on the ELBO, and the ELBO along the way.
+
+    Gradients go through the draws only, not through the density of the mode at them: they have no noise once
+    the fit is exact (Roeder, Wu and Duvenaud 2017). The learning rate falls to zero as a cosine.
+
+    :param rng_key: a JAX random key.
+    :param problem: the problem, whose joint density is to be fitted.
+    :param component: where the fit begins; what is None in it stays so.
+    :param order: the order of the coordinates.
+    :param learning_rate: of Adam, in units of the scale at the beginning.
+    :param tilt: a factor of the joint density.
+    :param num_iterations: each with ``VARIATIONAL_DRAWS`` gradients.
+    """
+    unit = jnp.exp(component.log_scale)
+    num_dims = component.loc.size
+
+    def unpack(params: Component) -> Component:
+        slopes = params.slopes
+        return params._replace(
+            loc=component.loc + unit * params.loc,
+            log_scale=component.log_scale + params.log_scale,
+            # Many slopes add up in one exponent: the more there are, the smaller their steps.
+            slopes=None if slopes is None else slopes / math.sqrt(num_dims),
+        )
+
+    def bound_fn(params: Component, key: jax.Array) -> jax.Array:
+        fitted = unpack(params)
+        fixed = lax.stop_gradient(fitted)
+
+        def elbo(noise: jax.Array) -> jax.Array:
+            ordered = from_noise(fitted, noise)
+            back, log_det = to_noise(fixed, ordered)
+            log_q = log_det - 0.5 * jnp.sum(back**2) - 0.5 * num_dims * math.log(2 * math.pi)
+            position = jnp.zeros_like(ordered).at[order].set(ordered)
+            return log_joint(problem, position) + tilt.log_factor(ordered) - log_q
+
+        return jnp.mean(jax.vmap(elbo)(random.normal(key, (VARIATIONAL_DRAWS, num_dims))))
+
+    zeros = jnp.zeros_like(component.loc)
+    slopes = None if component.slopes is None else component.slopes * math.sqrt(num_dims)
+    begin = component._replace(loc=zeros, log_scale=zeros, slopes=slopes)
+    params, elbos = ascend(rng_key, bound_fn, begin, num_iterations, learning_rate)
+    return unpack(params), elbos

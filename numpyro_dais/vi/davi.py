@@ -1,0 +1,435 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Differentiable annealed variational inference: DAIS as a loss for SVI."""
+
+from collections.abc import Callable
+import math
+from typing import Any
+import warnings
+
+import jax
+from jax import lax, random
+from jax.nn import logsumexp
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer import autoguide
+from numpyro.infer.elbo import ELBO
+from numpyro.util import find_stack_level
+
+from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.keys import named_key
+from numpyro_dais.estimators.arguments import resolve_betas, resolve_num_steps
+from numpyro_dais.estimators.dais import DAIS
+from numpyro_dais.model.dynamics import check_dynamics, with_data_plate
+from numpyro_dais.model.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
+from numpyro_dais.model.inspection import Trace, plates_of, trace_model
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.subsampling import (
+    Batches,
+    draw_minibatch,
+    find_data_plate,
+    minibatch_scale,
+    subsampled_sizes,
+    warn_of_noise,
+)
+from numpyro_dais.model.target import make_target
+from numpyro_dais.sampler.kernel import UNCORRECTED
+from numpyro_dais.sampler.loop import Memory, check_memory
+from numpyro_dais.sampler.particles import Run, particle_keys, run_particles
+from numpyro_dais.sampler.reversible.fixed_point import rational_damping
+from numpyro_dais.sampler.reversible.gradient import Reversible
+from numpyro_dais.sampler.schedule import Schedule, linear
+from numpyro_dais.sampler.settings import Settings, interpolate_settings, make_settings
+from numpyro_dais.tuning.goal import DEFAULT_DAMPING
+from numpyro_dais.vi.learned import LEARNABLE, LearnedGuide, Sampler, schedule_entropy
+
+__all__ = ["DAVI"]
+
+_CAP = 10.0  # of learned step sizes, in units of the initial one
+
+
+class DAVI(ELBO):
+    r"""
+    Differentiable annealed variational inference: a bound on the evidence for SVI, tighter than the ELBO.
+
+    Particles start at draws of the guide and are carried towards the posterior by the chains of
+    :class:`~numpyro_dais.estimators.dais.DAIS`, whose weights :math:`w` are unbiased for the evidence. The loss
+    is minus the importance-weighted bound
+
+    .. math::
+
+        \mathcal L = E \Big[ \log \frac1S \sum_{s=1}^S w_s \Big] \le \log p(D),
+
+    differentiable in the parameters of the model, of the guide, and of the chain itself. Without steps it
+    is the ELBO (:math:`S = 1`) or the bound of importance weighted autoencoders.
+
+    Where plates hold every site of model and guide, as in a variational autoencoder, there is one bound for each
+    of their elements, and the loss is minus their sum; if such a plate is subsampled, one mini-batch serves
+    all particles and steps, and the sum is multiplied by N/B. A subsampled plate around the data of global
+    latents needs ``minibatch=True``.
+
+    **References**
+
+    1. *Differentiable Annealed Importance Sampling and the Perils of Gradient Noise*,
+       Guodong Zhang, Kyle Hsu, Jianing Li, Chelsea Finn, Roger Grosse (NeurIPS 2021)
+    2. *MCMC Variational Inference via Uncorrected Hamiltonian Annealing*,
+       Tomas Geffner, Justin Domke (NeurIPS 2021)
+
+    :param num_steps: the number of steps :math:`K`, one gradient each.
+    :param num_particles: the number of importance-weighted particles :math:`S`.
+    :param step_size: :math:`\eta`, a number or one per step; where learned, its initial value.
+    :param damping: :math:`\gamma` in [0, 1), a number or, unless it is learned, one per step.
+    :param schedule: a function of the number of steps, or the inverse temperatures themselves.
+    :param learn: what SVI learns beside model and guide, any of ``"schedule"``, ``"step_size"``,
+        ``"damping"`` and ``"mass"`` (diagonal). Needs :meth:`guide`.
+    :param entropy_weight: of a bonus for even schedules, which enters through its gradient only: minus the
+        loss stays a bound.
+    :param max_step_size: what learned step sizes stay below; ten times the initial one if left out.
+    :param is_mass_per_step: whether a learned mass differs from step to step.
+    :param is_whitened: whether the covariance of a Gaussian autoguide is the unit of positions, so that step
+        sizes have no dimension. Not in elements of a plate, which share their settings; and where the mass
+        is learned, which does the same for single coordinates, only the covariance of a full-rank guide.
+    :param memory: how gradients go through the chains; see :class:`~numpyro_dais.estimators.dais.DAIS`.
+    :param minibatch: for global latents with data in one subsampled plate: ``True`` or ``"shared"`` gives each
+        step a fresh mini-batch, ``"particle"`` a fresh one for each particle. One particle ends at the density
+        of one more mini-batch, scaled by N/B, so that the loss is unbiased for minus the bound and costs no
+        pass over the data; several end at that of all the data, in chunks. The bound does not tighten as the
+        number of steps grows (Theorem 2 of [1]).
+
+    **Example**
+
+    >>> from jax import random
+    >>> import numpyro, numpyro.distributions as dist
+    >>> from numpyro.infer import SVI
+    >>> from numpyro.infer.autoguide import AutoNormal
+    >>> from numpyro_dais import DAVI
+    >>> def model():
+    ...     p = numpyro.sample("p", dist.Beta(2.0, 3.0))
+    ...     numpyro.sample("y", dist.Binomial(10, p), obs=7.0)
+    >>> guide, davi = AutoNormal(model), DAVI(num_steps=4, learn=("step_size",))
+    >>> svi = SVI(model, davi.guide(guide), numpyro.optim.Adam(0.02), loss=davi)
+    >>> result = svi.run(random.key(0), 500, progress_bar=False)
+    >>> abs(result.losses[-100:].mean() - 2.527) < 0.02  # exact: -log C(10, 7) B(9, 6) / B(2, 3)
+    Array(True, dtype=bool)
+    """
+
+    # Discrete sites marked for enumeration are summed out.
+    can_infer_discrete = True
+
+    def __init__(
+        self,
+        num_steps: int | None = None,
+        num_particles: int = 1,
+        step_size: Any = 0.1,
+        damping: Any = DEFAULT_DAMPING,
+        schedule: Schedule | Any = linear,
+        learn: tuple[str, ...] = (),
+        entropy_weight: float = 0.01,
+        max_step_size: float | None = None,
+        is_mass_per_step: bool = False,
+        is_whitened: bool = True,
+        memory: Memory = "checkpoint",
+        minibatch: bool | Batches = False,
+    ) -> None:
+        check_count("num_particles", num_particles, 1)
+        super().__init__(num_particles=num_particles)
+        num_steps = resolve_num_steps(num_steps, schedule, default=8)
+        check_memory(memory, UNCORRECTED)
+        self.batches = check_dynamics(minibatch, None, memory, None)
+        if not (math.isfinite(entropy_weight) and entropy_weight >= 0):
+            raise ValueError(f"entropy_weight must be finite and at least 0; got {entropy_weight}.")
+        betas = resolve_betas(schedule, num_steps)
+        ratio = None
+        if memory == "reversible":
+            damping, ratio = rational_damping(damping)
+        initial = make_settings(betas, step_size, damping)
+        _check_learn(learn, initial)
+        if max_step_size is None:
+            max_step_size = _CAP * float(jnp.max(initial.step_size, initial=0.0))
+        if num_steps and "step_size" in learn and not max_step_size > jnp.max(initial.step_size):
+            raise ValueError(
+                f"max_step_size must lie above the initial step size {float(jnp.max(initial.step_size))}; "
+                f"got {max_step_size}."
+            )
+        self.num_steps = num_steps
+        self.entropy_weight = entropy_weight
+        self.is_whitened = is_whitened
+        self.memory: Memory = memory
+        self._reversible = Reversible(None if "damping" in learn else ratio)
+        self.sampler = Sampler(initial, tuple(learn), max_step_size, is_mass_per_step)
+        if self.batches is not None:
+            warn_of_noise("keep the steps few, or use all the data at every step")
+
+    @property
+    def learn(self) -> tuple[str, ...]:
+        """The names of the settings that SVI learns."""
+        return self.sampler.learn
+
+    def guide(self, guide: Callable) -> LearnedGuide:
+        """
+        Returns the guide with the learned settings among its parameters, for SVI.
+
+        :param guide: an autoguide or a hand-written guide.
+        """
+        return LearnedGuide(guide, self.sampler)
+
+    def learned(self, params: dict[str, Any]) -> dict[str, Any]:
+        """
+        Returns the learned settings by their names in ``learn``: the inverse temperatures, the step sizes,
+        the damping, and the mass of each site.
+
+        :param params: ``svi_result.params``.
+        """
+        return self.sampler.values(params)
+
+    def settings(
+        self, params: dict[str, Any], guide: Callable | None = None, num_steps: int | None = None
+    ) -> Settings:
+        """
+        Returns all settings of the chains, the learned ones among them.
+
+        :param params: ``svi_result.params``.
+        :param guide: a guide whose covariance is the unit of positions.
+        :param num_steps: another number of steps, to which they are interpolated.
+        """
+        is_scaled = guide is not None and self.is_whitened
+        scale = guide_scale(_unwrap(guide), params) if is_scaled else None
+        if scale is not None and scale.ndim == 1 and "mass" in self.learn:
+            scale = None
+        settings = self.sampler.settings(params, scale)
+        if self.memory == "reversible" and "damping" in self.learn:
+            used, _ = rational_damping(settings.damping, is_learned=True)
+            settings = settings._replace(damping=used)
+        if num_steps is None:
+            return settings
+        is_changing = "mass" in self.learn and self.sampler.is_mass_per_step
+        return interpolate_settings(settings, num_steps, is_changing)
+
+    def loss_with_mutable_state(
+        self,
+        rng_key: jax.Array,
+        param_map: dict[str, Any],
+        model: Callable,
+        guide: Callable,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """
+        Returns minus the bound, and the new values of ``mutable`` sites, as ``{"loss", "mutable_state"}``.
+
+        :param rng_key: a JAX random key.
+        :param param_map: values of the parameters of model, guide and loss.
+        :param model: a NumPyro model.
+        :param guide: a guide, or :meth:`guide` of it.
+        :param args: arguments of model and guide.
+        :param kwargs: keyword arguments of model and guide.
+        """
+        problem, scale = self._problem(rng_key, param_map, model, guide, args, kwargs)
+        # The elements of a plate share their settings, so the guide's scale of each is no unit for them.
+        settings = self.settings(param_map, None if problem.plates else problem.guide)
+        _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
+        run = run_particles(
+            particle_keys(run_key, self.num_particles),
+            make_target(problem),
+            settings,
+            self.memory,
+            reversible=self._reversible,
+        )
+        bounds = logsumexp(run.log_weights, axis=0) - math.log(self.num_particles)
+        loss = -scale * jnp.sum(bounds)
+        if "schedule" in self.learn:
+            entropy = schedule_entropy(param_map)
+            weight = self.entropy_weight * scale * bounds.size
+            loss = loss - weight * (entropy - lax.stop_gradient(entropy))
+        return {"loss": loss, "mutable_state": _mutable_state(problem, run) or None}
+
+    def estimator(
+        self,
+        model: Callable,
+        guide: Callable,
+        params: dict[str, Any],
+        num_steps: int | None = None,
+        **kwargs: Any,
+    ) -> DAIS:
+        """
+        Returns a :class:`~numpyro_dais.estimators.dais.DAIS` that starts at the fitted guide with the learned
+        settings, for the evidence with an error bar.
+
+        :param model: the model.
+        :param guide: the guide, or :meth:`guide` of it.
+        :param params: ``svi_result.params``.
+        :param num_steps: the number of steps, to which the settings are interpolated; that of the loss if
+            left out.
+        :param kwargs: further arguments of DAIS, such as ``num_particles`` and ``plate``; ``minibatch`` is that
+            of the loss if left out.
+        """
+        guide = _unwrap(guide)
+        settings = self.settings(params, None if kwargs.get("plate") else guide, num_steps)
+        if self.batches is not None and kwargs.get("surrogate") is None:
+            kwargs.setdefault("minibatch", self.batches)
+        return DAIS(
+            model, settings=settings, guide=guide, guide_params=params, params=params, **kwargs
+        )
+
+    def posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        model: Callable,
+        guide: Callable,
+        *args: Any,
+        num_samples: int = 1000,
+        num_steps: int | None = None,
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """
+        Returns posterior draws that the chains have refined: constrained values by site, resampled by weight,
+        as :class:`~numpyro.infer.util.Predictive` takes them. For the weights themselves and for ArviZ
+        see :meth:`estimator`.
+
+        :param rng_key: a JAX random key.
+        :param params: ``svi_result.params``.
+        :param model: the model.
+        :param guide: the guide, or :meth:`guide` of it.
+        :param args: arguments of the model.
+        :param num_samples: the number of draws, and of the particles behind them.
+        :param num_steps: the number of steps; see :meth:`estimator`.
+        :param kwargs: keyword arguments of the model.
+        """
+        check_count("num_samples", num_samples, 1)
+        run_key, sample_key = random.split(rng_key)
+        problem, _ = self._problem(run_key, params, model, guide, args, kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of mini-batches: the constructor of this loss has said it
+            estimator = self.estimator(
+                model, guide, params, num_steps, num_particles=num_samples, plate=problem.plate
+            )
+        evidence = estimator.log_evidence(run_key, *args, **kwargs)
+        return evidence.samples(sample_key, num_samples)
+
+    def _problem(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        model: Callable,
+        guide: Callable,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[Problem, float]:
+        """What the chains integrate, on one mini-batch, and N/B."""
+        guide = _unwrap(guide)
+        check_guide(guide, params)
+        _check_can_be_fitted(guide)
+        problem = Problem(
+            model,
+            guide=guide,
+            guide_params=params,
+            params=params,
+            prng_key=named_key(rng_key, "model"),
+            args=args,
+            kwargs=kwargs,
+        )
+        if self.batches is not None:
+            return self._with_batches(rng_key, problem), 1.0
+        sizes = subsampled_sizes(problem)
+        problem = draw_minibatch(rng_key, problem, sizes)
+        plates = _independent_plates(problem, self.num_particles, sizes)
+        return problem.replace(plate=plates or None), minibatch_scale(sizes)
+
+    def _with_batches(self, rng_key: jax.Array, problem: Problem) -> Problem:
+        plate = find_data_plate(problem, "minibatch=")
+        problem = with_data_plate(rng_key, problem, plate, self.batches)
+        assert problem.data_plate is not None
+        # The log of a mean of several weights is not linear in them: noise in the last term would bias it.
+        return problem.replace(
+            data_plate=problem.data_plate._replace(is_end_exact=self.num_particles > 1)
+        )
+
+
+def _unwrap(guide: Any) -> Any:
+    return guide.guide if isinstance(guide, LearnedGuide) else guide
+
+
+def _check_learn(learn: Any, initial: Settings) -> None:
+    if isinstance(learn, str) or not set(learn) <= set(LEARNABLE):
+        raise ValueError(f"learn must be a tuple of names out of {list(LEARNABLE)}; got {learn!r}.")
+    if learn and initial.num_steps == 0:
+        raise ValueError(f"With num_steps=0 there is nothing to learn; got learn={learn!r}.")
+    if "schedule" in learn and not initial.betas[0] > 0:
+        raise ValueError("A learned schedule must start above 0; got a first beta of 0. Drop it.")
+    if "damping" in learn and not (jnp.all(initial.damping == initial.damping[0])):
+        raise ValueError(
+            "A learned damping is one number; got one per step. Give its initial value."
+        )
+    if "damping" in learn and not initial.damping[0] > 0:
+        raise ValueError(
+            "A learned damping lies in (0, 1); got 0 as its initial value. Start above, or leave 'damping' "
+            "out of learn=."
+        )
+
+
+def _check_can_be_fitted(guide: Any) -> None:
+    for piece in pieces_of(guide):
+        if isinstance(piece, autoguide.AutoLaplaceApproximation):
+            raise NotImplementedError(
+                "An AutoLaplaceApproximation has no density while it is fitted. Fit it with Trace_ELBO, then "
+                "start at it: DAIS(model, guide=..., guide_params=...). Or fit an AutoMultivariateNormal."
+            )
+
+
+def _independent_plates(
+    problem: Problem, num_particles: int, sizes: dict[str, tuple[int, int]]
+) -> tuple[str, ...]:
+    """The plates that hold every sample site of model and guide."""
+    sites = _sample_sites(trace_model(problem, random.key(0)))
+    stacks = {name: plates_of(site) for name, site in sites.items()}
+    of_guide = guide_plates(problem)
+    if of_guide is not None:
+        stacks["the guide"] = of_guide
+    common = set.intersection(*stacks.values())
+    if left := sorted(set(sizes) - common):
+        name = next(name for name, stack in stacks.items() if left[0] not in stack)
+        raise NotImplementedError(
+            f"Plate {left[0]!r} is subsampled, but {name!r} is outside of it. Pass minibatch=True for mini-batches "
+            "with global latents; or use all the data, or open the plate around every site of model and guide."
+        )
+    if not common and num_particles > 1:
+        _warn_if_one_is_outside(stacks)
+    return tuple(sorted(common))
+
+
+def _warn_if_one_is_outside(stacks: dict[str, set[str]]) -> None:
+    """A site outside of a plate that holds all others has all elements weighted together."""
+    for plate in sorted(set.union(*stacks.values())):
+        outside = [name for name, stack in stacks.items() if plate not in stack]
+        if len(outside) == 1 and len(stacks) > 2:
+            warnings.warn(
+                f"Only {outside[0]!r} is outside of plate {plate!r}, so the elements of the plate share their "
+                "weights, and the bound is looser than one for each element. Move it inside if it can be.",
+                stacklevel=find_stack_level(),
+            )
+
+
+def _sample_sites(trace: Trace) -> Trace:
+    return {name: site for name, site in trace.items() if site["type"] == "sample"}
+
+
+def _mutable_state(problem: Problem, run: Run) -> dict[str, Any]:
+    """The ``mutable`` sites after one run of the guide, and of the model where the first particle ended."""
+    traces = [seeded_trace(piece, problem) for piece in pieces_of(problem.guide)]
+    traces.append(trace_model(problem, random.key(0)))
+    if not any(site["type"] == "mutable" for trace in traces for site in trace.values()):
+        return {}
+    values = make_target(problem).constrain_fn(lax.stop_gradient(run.positions[0]))
+    model = handlers.substitute(handlers.seed(problem.prepared_model, random.key(0)), data=values)
+    traces[-1] = handlers.trace(model).get_trace(*problem.args, **problem.kwargs)
+    return {
+        name: site["value"]
+        for trace in traces
+        for name, site in trace.items()
+        if site["type"] == "mutable"
+    }
