@@ -195,7 +195,7 @@ def test_round_trip_is_exact(problem, num_steps, optimised):
     @jit
     @jax.vmap
     def there(damping):
-        return trajectory.forward_pass(*setup(damping), random.key(5))
+        return passes.forward_pass(*setup(damping), random.key(5))
 
     @jit
     @jax.vmap
@@ -203,7 +203,7 @@ def test_round_trip_is_exact(problem, num_steps, optimised):
         plan, inputs, grid = setup(damping)
         is_perturbed = jax.tree.map(lambda x: x is inputs.position, inputs)
         rest = random.key(5), saved, cotangents, is_perturbed
-        rebuilt = trajectory.backward_pass(plan, inputs, grid, *rest)
+        rebuilt = passes.backward_pass(plan, inputs, grid, *rest)
         # With gradients only once: they double the time it takes to compile.
         return rebuilt if num_steps == 1_000 else rebuilt._replace(gradients=None)
 
