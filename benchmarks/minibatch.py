@@ -45,7 +45,7 @@ import numpyro.distributions as dist
 from numpyro_dais import DAIS, ImportanceSampling
 from numpyro_dais.schedule import linear, power
 from numpyro_dais.tuning.annealing import anneal
-from numpyro_dais.tuning.population import PilotPath
+from numpyro_dais.tuning.population import MeasuredPath
 
 
 def model(X, y, batch_size):
@@ -100,7 +100,7 @@ def gaussian_path(precision, share):
     levels = betas + (1 - betas) * share
     lengths = np.sqrt(len(precision) / 2) * np.log(levels / share)
     scales = np.linalg.cholesky(np.linalg.inv(precision)) / np.sqrt(levels)[:, None, None]
-    return PilotPath(betas, lengths, scales, 0.0, 0, True)
+    return MeasuredPath(betas, lengths, scales, 0.0, 0, True)
 
 
 def run(estimator, *data):

@@ -198,9 +198,9 @@ def test_online_rule_moves_by_two_percent():
 
 ERRORS = {
     "HAIS without steps": (HAIS, {"num_steps": 0}, "num_steps.*at least 1; got 0"),
-    "AIS with damping": (AIS, {"damping": 0.5}, "damping= has no meaning here.*fully"),
+    "AIS with damping": (AIS, {"damping": 0.5}, "AIS has no argument 'damping': .*fully"),
     "AIS without leapfrogs": (AIS, {"num_leapfrog": 0}, "num_leapfrog.*at least 1; got 0"),
-    "importance with steps": (ImportanceSampling, {"num_steps": 5}, "num_steps= has no meaning"),
+    "importance with steps": (ImportanceSampling, {"num_steps": 5}, "has no argument 'num_steps'"),
     "acceptance": (HAIS, {"target_acceptance": 1.0}, r"target_acceptance.*\(0, 1\); got 1"),
     "adaptation": (AIS, {"adaptation": "never"}, "'pilot' or 'online'; got 'never'"),
     "online, one particle": (
@@ -214,5 +214,5 @@ ERRORS = {
 
 @pytest.mark.parametrize(("kind", "kwargs", "message"), ERRORS.values(), ids=ERRORS)
 def test_bad_arguments(kind, kwargs, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         kind(models.gamma_poisson, **kwargs)

@@ -424,7 +424,7 @@ def test_an_amortised_guide_runs_once():
     estimator = DAIS(means, num_steps=2, step_size=0.1, guide=counting, guide_params=params)
     from numpyro_dais.model.target import make_target
 
-    target = make_target(estimator._problem((Y,), {}))
+    target = make_target(estimator._integrand.problem((Y,), {}))
     num_calls_before = num_calls
     target.log_densities_fn(target.ravel_fn({"x": Y}))
     assert num_calls == num_calls_before
@@ -437,7 +437,7 @@ def test_guide_whose_sites_lean_on_each_other():
     estimator = DAIS(
         skewed, num_steps=2, step_size=0.1, guide=skewed_guide, guide_params=params, params=params
     )
-    target = make_target(estimator._problem((Y,), {}))
+    target = make_target(estimator._integrand.problem((Y,), {}))
     rate, mu = 1.7, -0.4
     log_start = jax.jit(target.log_densities_fn)(jnp.array([mu, np.log(rate)])).log_start
     expected = stats.norm.logpdf(np.log(rate), 0.4, 0.4) + stats.norm.logpdf(

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_dais import DAIS, make_settings
+from numpyro_dais.estimators import runner
 from tests.models import beta_binomial
 
 START = dist.Normal(jnp.zeros(2), 1.0)
@@ -131,7 +132,7 @@ def test_errors_come_before_compilation(monkeypatch):
         numpyro.sample("x", dist.ImproperUniform(dist.constraints.real, (), ()))
 
     estimator = DAIS(model, step_size=0.1)
-    monkeypatch.setattr(estimator, "_runner", None)
+    monkeypatch.setattr(runner, "_forward", None)
     with pytest.raises(ValueError, match="'x' has an improper prior"):
         estimator.log_evidence()
 

@@ -22,6 +22,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling
+from numpyro_dais.estimators import runner
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.subsampling import draw_batch, draw_minibatch, find_data_plate
 from numpyro_dais.model.target import make_target
@@ -137,7 +138,7 @@ def test_density_in_chunks_is_numpyros(batch_size, x64):
     """At the ends the density is that of the model without subsampling, with its gradient."""
     data = extras_data()
     estimator = DAIS(with_extras, surrogate="quadratic")
-    problem = estimator._problem((data, batch_size), {})
+    problem = estimator._integrand.problem((data, batch_size), {})
     plate = find_data_plate(problem, "")
     problem = problem.replace(data_plate=plate, subsample={"rows": jnp.arange(batch_size)})
     target = make_target(problem)
@@ -171,7 +172,7 @@ def test_steps_see_fresh_batches_and_the_reverse_chain_the_same():
     gradients = {}
     for minibatch in ("shared", "particle"):
         estimator = minibatched(waiting, minibatch=minibatch, num_steps=6, step_size=0.1)
-        problem = estimator._problem((TIMES,), {})
+        problem = estimator._integrand.problem((TIMES,), {})
         target = make_target(estimator._with_dynamics(random.key(0), problem))
 
         @jax.jit
@@ -254,7 +255,7 @@ BAD_MODELS = {
 @pytest.mark.parametrize(("model", "args", "kind", "message"), BAD_MODELS.values(), ids=BAD_MODELS)
 def test_models_that_cannot_be_taken_in_batches(model, args, kind, message, monkeypatch):
     estimator = minibatched(model, num_steps=2, step_size=0.1)
-    monkeypatch.setattr(estimator, "_runner", None)
+    monkeypatch.setattr(runner, "_forward", None)
     with pytest.raises(kind, match=message):
         estimator.log_evidence(None, TIMES, *args)
 
@@ -269,9 +270,9 @@ BAD_ARGUMENTS = {
         NotImplementedError,
         "same densities at every step",
     ),
-    "HAIS": (HAIS, {}, ValueError, "minibatch= has no meaning here: a Metropolis decision"),
-    "AIS": (AIS, {}, ValueError, "minibatch= has no meaning here: a Metropolis decision"),
-    "importance": (ImportanceSampling, {}, ValueError, "minibatch= has no meaning here"),
+    "HAIS": (HAIS, {}, TypeError, "has no argument 'minibatch': a Metropolis decision"),
+    "AIS": (AIS, {}, TypeError, "has no argument 'minibatch': a Metropolis decision"),
+    "importance": (ImportanceSampling, {}, TypeError, "has no argument 'minibatch'"),
 }
 
 

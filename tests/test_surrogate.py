@@ -109,8 +109,8 @@ def unbounded(y):
 BAD_ARGUMENTS = {
     "kind": (DAIS, {"surrogate": "cubic"}, ValueError, "'quadratic', or .*got 'cubic'"),
     "plate": (DAIS, {"plate": "rows"}, NotImplementedError, "surrogate= .* plate='rows'.*got both"),
-    "HAIS": (HAIS, {}, ValueError, "surrogate= has no meaning here: a Metropolis decision"),
-    "importance": (ImportanceSampling, {}, ValueError, "surrogate= has no meaning here"),
+    "HAIS": (HAIS, {}, TypeError, "has no argument 'surrogate': a Metropolis decision"),
+    "importance": (ImportanceSampling, {}, TypeError, "has no argument 'surrogate'"),
 }
 
 

@@ -7,8 +7,9 @@ import zlib
 
 import jax
 from jax import random
+import numpy as np
 
-__all__ = ["named_key"]
+__all__ = ["host_generator", "named_key"]
 
 
 def named_key(rng_key: jax.Array, name: str) -> jax.Array:
@@ -28,3 +29,12 @@ def named_key(rng_key: jax.Array, name: str) -> jax.Array:
     False
     """
     return random.fold_in(rng_key, zlib.crc32(name.encode()))
+
+
+def host_generator(rng_key: jax.Array) -> np.random.Generator:
+    """
+    Returns a NumPy generator for random numbers on the host, which JAX would compile a program for.
+
+    :param rng_key: a concrete JAX random key, used for nothing else but to be folded.
+    """
+    return np.random.default_rng(np.asarray(random.key_data(rng_key)).ravel().tolist())

@@ -1,59 +1,156 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a user has said about the chains of an estimator, and what that leaves to be found."""
+"""Arguments of estimators: checked before anything runs, and with their defaults filled in."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+import difflib
+from functools import wraps
+import inspect
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
+
+import numpy as np
 
 from numpyro.distributions import Distribution, constraints
 
 from numpyro_dais._util.checks import check_count
+from numpyro_dais.model.guide import check_guide
+from numpyro_dais.model.problem import Problem
 from numpyro_dais.sampler.loop import Memory
 from numpyro_dais.sampler.reversible.fixed_point import Ratio, rational_damping
 from numpyro_dais.sampler.schedule import Schedule, linear
-from numpyro_dais.sampler.settings import Settings, make_settings
+from numpyro_dais.sampler.settings import PartialSettings, Settings, resolve_num_steps
 from numpyro_dais.tuning.goal import DEFAULT_DAMPING
 
 __all__ = [
     "ChainArguments",
+    "Integrand",
     "check_anchors",
     "check_goal",
-    "check_only_settings",
-    "check_what",
-    "resolve_betas",
+    "check_islands",
+    "explain_keywords",
     "resolve_chain",
-    "resolve_num_steps",
 ]
+
+P = ParamSpec("P")
+
+# With a step size given and nothing else: a moderate run.
+DEFAULT_NUM_STEPS = 256
+# Gradients: a shorter self-tuned run sees nothing.
+MIN_BUDGET = 2_000
+# Particles on an island: one alone is never resampled.
+_LEAST_ON_ISLAND = 2
+
+# Words of other libraries, and what they are called here.
+_SYNONYMS = {
+    "num_samples": "num_particles",
+    "num_chains": "num_particles",
+    "num_draws": "num_particles",
+    "num_temperatures": "num_steps",
+    "num_warmup": "budget",
+    "betas": "schedule",
+    "mass_matrix": "preconditioner",
+    "tolerance": "target_error",
+    "proposal": "guide",
+}
+
+
+def explain_keywords(
+    **reasons: str,
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """
+    Returns a decorator of a constructor, which explains the keywords that it does not have: by the word that was
+    meant, or by why a keyword of another estimator has no meaning.
+
+    :param reasons: why, by the keyword of another estimator.
+    """
+
+    def decorate(init: Callable[P, None]) -> Callable[P, None]:
+        known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+        @wraps(init)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+            for name in kwargs.keys() - known:
+                raise TypeError(_explain(type(args[0]).__name__, name, known, reasons))
+            init(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def _explain(owner: str, name: str, known: list[str], reasons: dict[str, str]) -> str:
+    if name in reasons:
+        return f"{owner} has no argument {name!r}: {reasons[name]}. Leave it out."
+    meant = _SYNONYMS.get(name)
+    if meant not in known:
+        meant = next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    hint = f"Did you mean {meant!r}?" if meant else f"It has {', '.join(known)}."
+    return f"{owner} has no argument {name!r}. {hint}"
+
+
+@dataclass(frozen=True)
+class Integrand:
+    """
+    A model or a potential function, and where chains start; the parameters are described in
+    :class:`~numpyro_dais.estimators.dais.DAIS`.
+    """
+
+    model: Callable | None
+    potential_fn: Callable | None
+    start: Any
+    guide: Callable | None
+    guide_params: dict | None
+    params: dict | None
+    plate: str | tuple[str, ...] | None
+
+    def __post_init__(self) -> None:
+        check_what(self.model, self.potential_fn, self.start, self.guide, self.plate)
+        check_guide(self.guide, self.guide_params)
+
+    @property
+    def is_start_given(self) -> bool:
+        """Whether the user has said where chains of a model start."""
+        return self.guide is not None or not (self.start == "auto" or self.model is None)
+
+    def problem(self, args: tuple, kwargs: dict) -> Problem:
+        """Returns the problem at arguments of the model."""
+        return Problem(
+            self.model,
+            potential_fn=self.potential_fn,
+            start="prior" if isinstance(self.start, str) else self.start,
+            guide=self.guide,
+            guide_params=self.guide_params,
+            params=self.params,
+            plate=self.plate,
+            args=args,
+            kwargs=kwargs,
+        )
 
 
 class ChainArguments(NamedTuple):
     """
     Arguments of the chains, defaults filled in.
 
-    :param num_steps: the number of steps.
-    :param damping: a number, or one per step.
-    :param schedule: a function of the number of steps, or the inverse temperatures themselves.
-    :param preconditioner: as it was given, or None.
+    :param given: all but the step size.
     :param settings: all of them, or None if a step size is still to be found.
     :param ratio: the damping as a fraction, which ``memory="reversible"`` needs.
     :param given_steps: the number of steps as it was given, or None.
     :param is_free: whether nothing but, perhaps, a number of steps was given.
     """
 
-    num_steps: int
-    damping: Any
-    schedule: Schedule | Any
-    preconditioner: Any
+    given: PartialSettings
     settings: Settings | None
-    ratio: Ratio | None
-    given_steps: int | None
-    is_free: bool
+    ratio: Ratio | None = None
+    given_steps: int | None = None
+    is_free: bool = False
 
-    def settings_at(self, step_size: Any) -> Settings:
-        """Returns complete settings, from a step size."""
-        betas = resolve_betas(self.schedule, self.num_steps)
-        return make_settings(betas, step_size, self.damping, self.preconditioner)
+    @property
+    def num_steps(self) -> int:
+        """The number of steps."""
+        return self.given.num_steps
 
 
 def resolve_chain(
@@ -63,11 +160,14 @@ def resolve_chain(
     schedule: Schedule | Any,
     preconditioner: Any,
     settings: Settings | None,
-    memory: Memory,
+    memory: Memory = "checkpoint",
+    min_steps: int = 0,
 ) -> ChainArguments:
     """
     Returns the arguments of the chains, or says what is wrong with them. They are those of
     :class:`~numpyro_dais.estimators.dais.DAIS`, None where they were left out.
+
+    :param min_steps: the smallest number of steps that makes sense.
     """
     if settings is not None:
         check_only_settings(settings, num_steps, step_size, damping, schedule, preconditioner)
@@ -78,25 +178,74 @@ def resolve_chain(
     ratio = None
     if memory == "reversible":
         damping, ratio = rational_damping(damping if settings is None else settings.damping)
-    if settings is None:
-        resolved_steps = resolve_num_steps(num_steps, schedule)
-    else:
-        resolved_steps = settings.num_steps
+    if settings is not None:
         settings = settings if ratio is None else settings._replace(damping=damping)
-    chain = ChainArguments(
-        resolved_steps, damping, schedule, preconditioner, settings, ratio, num_steps, is_free
-    )
-    if settings is None:
+        given = PartialSettings(settings.num_steps, damping, schedule, preconditioner)
+    else:
+        resolved_steps = resolve_num_steps(num_steps, schedule, DEFAULT_NUM_STEPS)
+        given = PartialSettings(resolved_steps, damping, schedule, preconditioner)
         # A stand-in step size has the other settings checked here, not in the run.
-        checked = chain.settings_at(1.0 if step_size is None else step_size)
+        checked = given.at(1.0 if step_size is None else step_size)
         settings = None if step_size is None else checked
-    return chain._replace(settings=settings)
+    check_count("num_steps", given.num_steps, min_steps)
+    return ChainArguments(given, settings, ratio, num_steps, is_free)
 
 
-DEFAULT_NUM_STEPS = 256
+def check_islands(
+    resample_at: Any,
+    num_islands: int,
+    num_steps: int | None,
+    num_particles: int | None,
+    memory: Memory,
+    refused: dict[str, Any],
+) -> tuple[float, ...]:
+    """
+    Returns the inverse temperatures at which particles are resampled, or raises an error.
+
+    :param resample_at: what the user asked for.
+    :param num_islands: the number of islands.
+    :param num_steps: the number of steps, or None.
+    :param num_particles: the number of particles, or None.
+    :param memory: the memory mode.
+    :param refused: values of ``plate``, ``minibatch`` and ``surrogate``, which do not go with resampling.
+    """
+    check_count("num_islands", num_islands, 1)
+    betas = np.atleast_1d(np.asarray(resample_at, np.float64))
+    is_good = betas.ndim == 1 and np.all((betas > 0) & (betas < 1)) and np.all(np.diff(betas) > 0)
+    if not is_good:
+        raise ValueError(
+            f"resample_at must be inverse temperatures in (0, 1), increasing; got {resample_at!r}. Leave it out to "
+            "run without resampling."
+        )
+    if not len(betas):
+        return ()
+    if num_steps == 0:
+        raise ValueError("resample_at needs steps to resample between; got num_steps=0.")
+    if num_particles is not None and (
+        num_particles % num_islands or num_particles < _LEAST_ON_ISLAND * num_islands
+    ):
+        raise ValueError(
+            f"num_particles must be a multiple of num_islands={num_islands}, with at least {_LEAST_ON_ISLAND} on "
+            f"each; got {num_particles}. Change one of the two."
+        )
+    for name, value in refused.items():
+        if value:
+            raise NotImplementedError(
+                f"resample_at= does not go with {name}={value!r}: {_NOT_RESAMPLED[name]}. Leave one of them out."
+            )
+    if memory == "reversible":
+        raise NotImplementedError(
+            "memory='reversible' runs a chain backwards, and a resampling cannot be undone; got resample_at=. Use "
+            "memory='checkpoint'."
+        )
+    return tuple(betas.tolist())
 
 
-MIN_BUDGET = 2_000  # gradients: a shorter pilot run sees nothing
+_NOT_RESAMPLED = {
+    "plate": "each element would need a resampling of its own",
+    "minibatch": "the density of all the data is needed along the chain",
+    "surrogate": "the density of all the data is needed along the chain",
+}
 
 
 def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any) -> None:
@@ -157,27 +306,6 @@ def check_anchors(anchor_every: Any, memory: str) -> None:
             f"anchor_every= has no meaning with memory={memory!r}; leave it out, or use "
             "memory='reversible'."
         )
-
-
-def resolve_num_steps(
-    num_steps: int | None, schedule: Any, default: int = DEFAULT_NUM_STEPS
-) -> int:
-    """Returns the number of steps, as given, that of the schedule, or the default."""
-    if num_steps is None:
-        return default if callable(schedule) else len(schedule)
-    check_count("num_steps", num_steps, 0)
-    return num_steps
-
-
-def resolve_betas(schedule: Any, num_steps: int) -> Any:
-    """Returns the inverse temperatures of a schedule, one for each step."""
-    betas = schedule(num_steps) if callable(schedule) else schedule
-    if len(betas) != num_steps:
-        raise ValueError(
-            f"The schedule must have one beta per step; got {len(betas)} betas for {num_steps} steps. "
-            "Leave num_steps out to take its length from the schedule."
-        )
-    return betas
 
 
 def check_only_settings(settings: Any, *others: Any) -> None:

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-What all estimators share: what they were given, and what they can be asked for.
+The calls that all estimators share.
 
-The work is done elsewhere: :mod:`~numpyro_dais.model.prepare` makes a problem ready,
-:mod:`~numpyro_dais.tuning.step_size`, :mod:`~numpyro_dais.tuning.tuner` and :mod:`~numpyro_dais.tuning.refinement` find settings,
-:mod:`~numpyro_dais.estimators.runner` runs particles, and :mod:`~numpyro_dais.model.posterior` has draws for those that go back.
+The work is done elsewhere: :mod:`~numpyro_dais.model.prepare` makes a problem ready, :mod:`numpyro_dais.tuning` finds
+settings, :mod:`~numpyro_dais.estimators.runner` runs particles, and :mod:`~numpyro_dais.model.posterior` has draws
+for those that go back.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 import math
 from typing import Any
@@ -19,34 +18,32 @@ import jax
 from jax import random
 import numpy as np
 
-from numpyro.distributions import Distribution
-from numpyro.util import find_stack_level
-
-from numpyro_dais._util.checks import check_count, check_key, check_on_host
+from numpyro_dais._util.checks import check_count, check_key, check_on_host, user_stack_level
 from numpyro_dais._util.concreteness import is_concrete
-from numpyro_dais._util.progress import ProgressBar
-from numpyro_dais.estimators.arguments import check_anchors, check_goal, check_what, resolve_chain
+from numpyro_dais.estimators.arguments import ChainArguments, Integrand
 from numpyro_dais.estimators.certify import certificate
-from numpyro_dais.estimators.runner import Runner, StepSizeRule
-from numpyro_dais.model.dynamics import check_dynamics, num_full_gradients
-from numpyro_dais.model.guide import check_guide
+from numpyro_dais.estimators.runner import (
+    RunConfig,
+    island_size,
+    num_island_particles,
+    resampling_cost,
+    run,
+    run_reverse,
+)
+from numpyro_dais.model.dynamics import num_full_gradients
 from numpyro_dais.model.inspection import check_data
 from numpyro_dais.model.posterior import posterior_draws
 from numpyro_dais.model.prepare import Preparation
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.subsampling import Batches
 from numpyro_dais.model.surrogate import QuadraticSurrogate
+from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.results.certificate import Certificate
 from numpyro_dais.results.evidence import Evidence
-from numpyro_dais.sampler.kernel import UNCORRECTED, Transition
-from numpyro_dais.sampler.loop import Memory, check_memory
-from numpyro_dais.sampler.particles import Run
-from numpyro_dais.sampler.reversible.gradient import OVERFLOW_NOTE, Reversible
-from numpyro_dais.sampler.schedule import Schedule
+from numpyro_dais.sampler.reversible.gradient import OVERFLOW_NOTE
 from numpyro_dais.sampler.settings import Settings
-from numpyro_dais.tuning.fitting import with_fit
-from numpyro_dais.tuning.goal import DEFAULT_BUDGET, DEFAULT_NUM_PARTICLES, DEFAULT_TARGET_ERROR
-from numpyro_dais.tuning.refinement import Refiner, check_refinable
+from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES
+from numpyro_dais.tuning.refinement import refine
 from numpyro_dais.tuning.step_size import tune_step_size
 
 __all__ = ["Estimator"]
@@ -54,79 +51,39 @@ __all__ = ["Estimator"]
 
 class Estimator:
     """
-    The part of an estimator that does not depend on its kernel. The parameters are described in
-    :class:`~numpyro_dais.estimators.dais.DAIS`.
-    """
+    The part of an estimator that does not depend on its kernel.
 
-    transition: Transition = UNCORRECTED
-    min_steps = 0
+    :param integrand: what is integrated, and where chains start.
+    :param chain: what was said about the chains.
+    :param num_particles: the number of particles, or None.
+    :param config: the static configuration of runs.
+    :param batches: how the steps see mini-batches; None for not at all.
+    :param surrogate: what the steps follow instead of the likelihood, if anything.
+    """
 
     def __init__(
         self,
-        model: Callable | None = None,
-        *,
-        potential_fn: Callable | None = None,
-        num_steps: int | None = None,
-        num_particles: int | None = None,
-        step_size: Any = None,
-        damping: Any = None,
-        schedule: Schedule | Any = None,
-        preconditioner: Any = None,
-        settings: Settings | None = None,
-        target_error: float | None = None,
-        budget: int | None = None,
-        start: str | Distribution | dict[str, Distribution] = "auto",
-        keep_start: bool = False,
-        guide: Callable | None = None,
-        guide_params: dict | None = None,
-        params: dict | None = None,
-        plate: str | tuple[str, ...] | None = None,
-        minibatch: bool | Batches = False,
+        integrand: Integrand,
+        chain: ChainArguments,
+        num_particles: int | None,
+        config: RunConfig,
+        batches: Batches | None = None,
         surrogate: str | QuadraticSurrogate | None = None,
-        memory: Memory = "checkpoint",
-        anchor_every: int | None = None,
-        chunk_size: int | None = None,
-        progress_bar: bool = False,
     ) -> None:
-        check_what(model, potential_fn, start, guide, plate)
-        check_guide(guide, guide_params)
-        for name, count in (("num_particles", num_particles), ("chunk_size", chunk_size)):
+        counts = {"num_particles": num_particles, "chunk_size": config.chunk_size}
+        for name, count in counts.items():
             if count is not None:
                 check_count(name, count, 1)
-        check_goal(target_error, budget, step_size is not None or settings is not None)
-        check_memory(memory, self.transition)
-        check_anchors(anchor_every, memory)
-        self.batches = check_dynamics(minibatch, surrogate, memory, plate, model is not None)
-        self.model = model
-        self.potential_fn = potential_fn
+        self.model = integrand.model
+        self.num_steps = chain.num_steps
         self.num_particles = num_particles
-        self.target_error = DEFAULT_TARGET_ERROR if target_error is None else target_error
-        self.budget = DEFAULT_BUDGET if budget is None else budget
-        self.start = start
-        self.keep_start = keep_start
-        self.guide = guide
-        self.guide_params = guide_params
-        self.params = params
-        self.plate = plate
-        self.surrogate = surrogate
-        self.memory: Memory = memory
-        self.chunk_size = chunk_size
-        self._chain = resolve_chain(
-            num_steps, step_size, damping, schedule, preconditioner, settings, memory
-        )
-        self.num_steps = self._chain.num_steps
-        check_count("num_steps", self.num_steps, self.min_steps)
-        self.settings = self._chain.settings
+        self.settings = chain.settings
+        self._integrand = integrand
+        self._chain = chain
+        self._config = config
+        self._batches = batches
+        self._surrogate = surrogate
         self._preparation = Preparation()
-        self._runner = Runner(
-            self.transition,
-            memory,
-            Reversible(self._chain.ratio, anchor_every=anchor_every),
-            chunk_size,
-            ProgressBar(type(self).__name__) if progress_bar else None,
-            self._step_size_rule(),
-        )
-        self._refiner = Refiner(self._runner)
 
     def log_evidence(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Evidence:
         """
@@ -140,11 +97,11 @@ class Estimator:
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        problem = self._problem(args, kwargs)
+        problem = self._integrand.problem(args, kwargs)
         rng_key = check_key(rng_key)
         problem = self._preparation.with_minibatch(rng_key, problem)
         problem = self._with_dynamics(rng_key, problem)
-        evidence = self._estimate(rng_key, problem)
+        evidence, _ = self._estimate(rng_key, problem)
         _warn(evidence)
         return evidence
 
@@ -171,21 +128,23 @@ class Estimator:
             particles; the upper bound is then approximate, and its error that of correlated draws.
         :param kwargs: keyword arguments of the model.
         """
-        problem = self._problem(args, kwargs)
+        self._refuse_resampling("sandwich")
+        problem = self._integrand.problem(args, kwargs)
         rng_key = check_key(rng_key)
         forward_key, reverse_key, draws_key = random.split(rng_key, 3)
         problem = self._with_dynamics(rng_key, problem)
-        if is_concrete(problem):
-            self._preparation.check(problem)
+        target = self._preparation.target(problem, rng_key)
         num_draws = self._num_particles(self.settings)
         draws = posterior_draws(draws_key, problem, posterior_samples, num_draws)
-        evidence = self._estimate(forward_key, problem)
+        evidence, target = self._estimate(forward_key, problem)
         settings = evidence.settings
-        run = self._runner.run_reverse(reverse_key, evidence.problem, settings, draws.positions)
-        num_gradients = self._num_gradients(problem, settings, len(run.log_weights))
+        reverse = run_reverse(
+            reverse_key, target, settings.of_chain(), draws.positions, config=self._config
+        )
+        num_gradients = self._num_gradients(problem, settings, len(reverse.log_weights))
         evidence = replace(
             evidence,
-            reverse_log_weights=run.log_weights,
+            reverse_log_weights=reverse.log_weights,
             num_chains=draws.num_chains,
             notes=evidence.notes + draws.notes,
             num_gradients=evidence.num_gradients + num_gradients + draws.num_gradients,
@@ -206,22 +165,23 @@ class Estimator:
         :param num_datasets: the number of simulated data sets, over which the errors are.
         :param kwargs: keyword arguments of the model.
         """
+        self._refuse_resampling("certify")
         check_count("num_datasets", num_datasets, 2)
-        if self.batches is not None or self.surrogate is not None:
+        if self._batches is not None or self._surrogate is not None:
             raise NotImplementedError(
                 "certify simulates all the data, many times; got minibatch= or surrogate=, which are for data "
                 "too large for that. Certify settings on a part of the data, or use sandwich."
             )
-        problem = self._problem(args, kwargs)
+        problem = self._integrand.problem(args, kwargs)
         rng_key = check_key(rng_key)
-        self._preparation.check(problem)
+        target = self._preparation.target(problem, rng_key)
         tune_key, simulation_key = random.split(rng_key)
         settings = self.settings
         if settings is None:  # a start fitted to these data is none for simulated ones
-            settings = self._tune(tune_key, problem, is_start_free=False)
+            settings = self._tune(tune_key, problem, target, is_start_free=False)
         num_particles = self._num_particles(settings)
         return certificate(
-            simulation_key, problem, settings, self._runner, num_particles, num_datasets
+            simulation_key, problem, settings, self._config, num_particles, num_datasets
         )
 
     def tune(
@@ -247,22 +207,21 @@ class Estimator:
         """
         if self.settings is not None and not refine:
             return self.settings
-        problem = self._problem(args, kwargs)
+        problem = self._integrand.problem(args, kwargs)
         rng_key = check_key(rng_key)
         check_on_host("tune", (problem, rng_key))
         problem = self._with_dynamics(rng_key, problem)
-        self._preparation.check(problem)
+        target = self._preparation.target(problem, rng_key)
         tune_key, refine_key = random.split(rng_key)
         settings = self.settings
         if settings is None:
-            settings = self._tune(tune_key, problem)
-        if self.surrogate == "quadratic":
+            settings = self._tune(tune_key, problem, target)
+        if self._surrogate == "quadratic":
             num_gradients = settings.num_gradients + int(problem.surrogate.num_gradients)
             settings = settings._replace(num_gradients=num_gradients)
         if not refine:
             return settings
-        check_refinable(type(self).__name__, self.transition, problem, settings)
-        return self._refiner.refine(refine_key, with_fit(problem, settings.start), settings)
+        return self._refine(refine_key, target, settings)
 
     def fit_surrogate(self, *args: Any, **kwargs: Any) -> QuadraticSurrogate:
         """
@@ -272,97 +231,127 @@ class Estimator:
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        problem = self._problem(args, kwargs)
+        problem = self._integrand.problem(args, kwargs)
         check_on_host("fit_surrogate", problem)
         return self._preparation.fit_surrogate(problem)
 
-    def _problem(self, args: tuple, kwargs: dict) -> Problem:
-        return Problem(
-            self.model,
-            potential_fn=self.potential_fn,
-            start="prior" if isinstance(self.start, str) else self.start,
-            guide=self.guide,
-            guide_params=self.guide_params,
-            params=self.params,
-            plate=self.plate,
-            args=args,
-            kwargs=kwargs,
-        )
+    @property
+    def _trial_config(self) -> RunConfig:
+        """Of the runs that find settings: no bar, and no resampling, of which tuning knows nothing."""
+        return replace(self._config, bar_title=None, resample_at=())
 
     def _with_dynamics(self, rng_key: jax.Array, problem: Problem) -> Problem:
         """The problem with what the steps are to follow instead of the gradient on all the data."""
-        return self._preparation.with_dynamics(rng_key, problem, self.batches, self.surrogate)
+        return self._preparation.with_dynamics(rng_key, problem, self._batches, self._surrogate)
 
-    def _estimate(self, rng_key: jax.Array, problem: Problem) -> Evidence:
-        pilot_key, run_key = random.split(rng_key)
-        settings = self.settings
-        if is_concrete((problem, run_key, settings)):
-            self._preparation.check(problem)
-        elif settings is None:
+    def _estimate(self, rng_key: jax.Array, problem: Problem) -> tuple[Evidence, TracedTarget]:
+        tune_key, run_key = random.split(rng_key)
+        settings, config = self.settings, self._config
+        if settings is None and not is_concrete((problem, run_key)):
             raise ValueError(
                 "log_evidence needs complete settings under jit, vmap or grad, since a step size is "
                 f"found on the host. Pass step_size=, or settings={type(self).__name__}(...).tune(rng_key, "
                 "*args) from a call of `tune` on concrete arguments."
             )
+        target = self._preparation.target(problem, rng_key)
         if settings is None:
-            settings = self._tune(pilot_key, problem)
-        problem = with_fit(problem, settings.start)
+            settings = self._tune(tune_key, problem, target)
+        target = target.with_mixture(settings.start)
         num_particles = self._num_particles(settings)
-        run = self._run(run_key, problem, settings, num_particles)
-        has_model = self.model is not None and is_concrete((run, problem))
-        if has_model and not np.any(np.isfinite(np.asarray(run.log_weights))):
+        particles = run(run_key, target, settings, num_particles, config, has_bar=True)
+        has_model = self.model is not None and is_concrete((particles, problem))
+        if has_model and not np.any(np.isfinite(np.asarray(particles.log_weights))):
             check_data(problem)
         notes: tuple[str, ...] = ()
-        if self.memory == "reversible" and is_concrete(run.log_weights):
-            notes = () if np.all(np.isfinite(np.asarray(run.log_weights))) else (OVERFLOW_NOTE,)
-        return Evidence(
-            log_weights=run.log_weights,
-            positions=run.positions,
-            is_start_finite=run.is_start_finite,
-            settings=settings._replace(step_size=run.step_size),
+        if config.memory == "reversible" and is_concrete(particles.log_weights):
+            is_finite = np.all(np.isfinite(np.asarray(particles.log_weights)))
+            notes = () if is_finite else (OVERFLOW_NOTE,)
+        size = island_size(config, num_particles) if config.has_islands(settings) else 1
+        evidence = Evidence(
+            log_weights=particles.log_weights,
+            positions=particles.positions,
+            is_start_finite=particles.is_start_finite,
+            settings=settings._replace(step_size=particles.step_size),
             problem=problem,
             method=type(self).__name__,
             num_gradients=self._num_gradients(problem, settings, num_particles)
             + settings.num_gradients
             + (0 if problem.surrogate is None else problem.surrogate.num_gradients),
-            acceptance=run.acceptance,
+            acceptance=particles.acceptance,
             notes=notes,
+            island_size=size,
         )
+        return evidence, target
 
     def _num_particles(self, settings: Settings | None) -> int:
         """As many as were asked for, or as the settings are for."""
-        if self.num_particles is not None:
-            return self.num_particles
-        if settings is None or settings.num_particles is None:
-            return DEFAULT_NUM_PARTICLES
-        if not is_concrete(settings.num_particles):
-            raise ValueError(
-                "The number of particles sets the shape of the result, and these settings came through jit as "
-                "an argument, which hides theirs. Pass num_particles=, or close over the settings."
-            )
-        return int(settings.num_particles)
+        number = self.num_particles
+        if number is None and (settings is None or settings.num_particles is None):
+            number = DEFAULT_NUM_PARTICLES
+        is_planned = number is None
+        if number is None:
+            assert settings is not None
+            if not is_concrete(settings.num_particles):
+                raise ValueError(
+                    "The number of particles sets the shape of the result, and these settings came through jit as "
+                    "an argument, which hides theirs. Pass num_particles=, or close over the settings."
+                )
+            number = int(settings.num_particles)  # type: ignore[arg-type]
+        if self._config.has_islands(settings):
+            return num_island_particles(self._config, settings, number, is_planned)
+        return number
 
     def _num_gradients(self, problem: Problem, settings: Settings, num_chains: int) -> int:
-        num_gradients = num_chains * settings.num_steps * self.transition.num_leapfrog
+        num_gradients = num_chains * settings.num_steps * self._config.transition.num_leapfrog
         if not num_gradients:  # a density is half of a gradient
             num_gradients = math.ceil(num_chains / 2)
-        return num_full_gradients(problem, num_gradients, num_chains)
+        number = num_full_gradients(problem, num_gradients, num_chains)
+        if self._config.has_islands(settings):
+            number += math.ceil(number * resampling_cost(self._config, settings))
+        return number
 
-    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
+    def _tune(
+        self,
+        rng_key: jax.Array,
+        problem: Problem,
+        target: TracedTarget,
+        is_start_free: bool = True,
+    ) -> Settings:
         """A step size for everything else as it was given."""
-        return tune_step_size(rng_key, problem, self._chain, self._runner)
 
-    def _step_size_rule(self) -> StepSizeRule | None:
-        """What adapts the step size in the reported run itself, if anything does."""
-        return None
+        def cost_fn(settings: Settings, num_particles: int) -> int:
+            number = num_particles * settings.num_steps
+            return num_full_gradients(problem, number, num_particles)
 
-    def _run(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
-    ) -> Run:
-        """The particles that are reported."""
-        return self._runner.run(rng_key, problem, settings, num_particles, has_bar=True)
+        return tune_step_size(rng_key, target, self._chain.given, self._run_trial, cost_fn)
+
+    def _refine(self, rng_key: jax.Array, target: TracedTarget, settings: Settings) -> Settings:
+        if (
+            self._config.transition.is_corrected
+            or self._integrand.plate is not None
+            or not settings.num_steps
+        ):
+            raise NotImplementedError(
+                "refine=True is for chains of DAIS with at least one step and without plate=: it differentiates "
+                f"the bound of one chain; got {type(self).__name__} with {settings.num_steps} steps. Leave it out."
+            )
+        return refine(rng_key, target.with_mixture(settings.start), settings, self._run_trial)
+
+    def _run_trial(
+        self, rng_key: jax.Array, target: TracedTarget, settings: Settings, num_particles: int
+    ) -> np.ndarray:
+        """Log weights of a run that finds settings."""
+        particles = run(rng_key, target, settings, num_particles, self._trial_config)
+        return np.asarray(particles.log_weights, np.float64)
+
+    def _refuse_resampling(self, name: str) -> None:
+        if self._config.resample_at:
+            raise NotImplementedError(
+                f"{name} runs chains in both directions, and there is no reverse of a resampling; got resample_at="
+                f"{self._config.resample_at}. Leave it out."
+            )
 
 
 def _warn(evidence: Evidence) -> None:
     if is_concrete(evidence) and evidence.warnings:
-        warnings.warn(" ".join(evidence.warnings), stacklevel=find_stack_level() + 2)
+        warnings.warn(" ".join(evidence.warnings), stacklevel=user_stack_level())

@@ -1,34 +1,77 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Baselines on the targets of DAIS: importance sampling and annealing with Metropolis corrections."""
+"""Baselines on the targets of DAIS: importance sampling, and annealing with Metropolis corrections."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
-from jax import random
-import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.checks import check_count
-from numpyro_dais.estimators.base import Estimator
-from numpyro_dais.estimators.runner import StepSizeRule
-from numpyro_dais.model.problem import Problem
-from numpyro_dais.sampler.kernel import Transition
-from numpyro_dais.sampler.settings import Settings
-from numpyro_dais.tuning.spread import start_spread
-from numpyro_dais.tuning.step_size import NUM_PILOT_PARTICLES
+from numpyro.distributions import Distribution
 
-__all__ = ["AIS", "HAIS", "Adaptation", "ImportanceSampling"]
+from numpyro_dais._util.checks import check_count
+from numpyro_dais.estimators.arguments import (
+    ChainArguments,
+    Integrand,
+    explain_keywords,
+    resolve_chain,
+)
+from numpyro_dais.estimators.base import Estimator
+from numpyro_dais.estimators.runner import RunConfig, run
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.traced import TracedTarget
+from numpyro_dais.sampler.kernel import Transition
+from numpyro_dais.sampler.schedule import Schedule
+from numpyro_dais.sampler.settings import Settings
+from numpyro_dais.tuning.acceptance import first_settings, tune_acceptance
+
+__all__ = ["AIS", "HAIS", "ImportanceSampling"]
 
 Adaptation = Literal["pilot", "online"]
 
-
-_NUM_SWEEPS = 8
-
-
-_INITIAL_SCALE = 0.5
+# Why keywords of DAIS, or of each other, have no meaning for a baseline.
+_NO_STEPS = "importance sampling takes no steps"
+_NOT_TUNED = "only DAIS tunes itself"
+_NOT_DIFFERENTIATED = "a Metropolis decision has no gradient, so there is none to take"
+_NEEDS_ALL_DATA = "a Metropolis decision needs the density of all the data at every step"
+_NOT_RESAMPLED = "only DAIS resamples on its way"
+_OF_CORRECTED = {
+    "target_error": _NOT_TUNED,
+    "budget": _NOT_TUNED,
+    "keep_start": _NOT_TUNED,
+    "memory": _NOT_DIFFERENTIATED,
+    "anchor_every": _NOT_DIFFERENTIATED,
+    "minibatch": _NEEDS_ALL_DATA,
+    "surrogate": _NEEDS_ALL_DATA,
+    "resample_at": _NOT_RESAMPLED,
+    "num_islands": _NOT_RESAMPLED,
+}
+_OF_IMPORTANCE_SAMPLING = {
+    **dict.fromkeys(
+        (
+            "num_steps",
+            "step_size",
+            "damping",
+            "schedule",
+            "preconditioner",
+            "settings",
+            "memory",
+            "anchor_every",
+            "minibatch",
+            "surrogate",
+            "resample_at",
+            "num_islands",
+            "num_leapfrog",
+            "target_acceptance",
+            "adaptation",
+            "progress_bar",
+        ),
+        _NO_STEPS,
+    ),
+    **dict.fromkeys(("target_error", "budget", "keep_start"), _NOT_TUNED),
+}
 
 
 class ImportanceSampling(Estimator):
@@ -41,102 +84,104 @@ class ImportanceSampling(Estimator):
     1. *Importance Weighted Autoencoders*, Yuri Burda, Roger Grosse, Ruslan Salakhutdinov (ICLR 2016)
 
     :param model: a NumPyro model.
-    :param kwargs: those of :class:`DAIS` that say what is integrated, where particles start and how many
-        there are: ``potential_fn``, ``num_particles``, ``start``, ``guide``, ``guide_params``,
-        ``params``, ``plate``, ``chunk_size``.
+
+    The other parameters are those of :class:`~numpyro_dais.estimators.dais.DAIS`.
     """
 
-    def __init__(self, model: Callable | None = None, **kwargs: Any) -> None:
-        refused = _CHAIN_ARGUMENTS | _ISLANDS | {"progress_bar"}
-        _refuse(kwargs, refused, "importance sampling takes no steps")
-        _refuse(kwargs, _GOAL, "only DAIS tunes itself")
-        super().__init__(model, num_steps=0, step_size=1.0, **kwargs)
+    @explain_keywords(**_OF_IMPORTANCE_SAMPLING)
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        potential_fn: Callable | None = None,
+        num_particles: int | None = None,
+        start: str | Distribution | dict[str, Distribution] = "auto",
+        guide: Callable | None = None,
+        guide_params: dict | None = None,
+        params: dict | None = None,
+        plate: str | tuple[str, ...] | None = None,
+        chunk_size: int | None = None,
+    ) -> None:
+        integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
+        chain = resolve_chain(0, 1.0, None, None, None, None)
+        super().__init__(integrand, chain, num_particles, RunConfig(chunk_size=chunk_size))
 
 
 class _Corrected(Estimator):
     """Annealing with Metropolis-corrected transitions, whose step size is adapted to an acceptance."""
 
-    min_steps = 1
-
     def __init__(
         self,
-        model: Callable | None,
+        integrand: Integrand,
+        chain: ChainArguments,
+        num_particles: int | None,
         transition: Transition,
         target_acceptance: float,
         adaptation: Adaptation,
-        kwargs: dict,
+        chunk_size: int | None,
+        progress_bar: bool,
     ) -> None:
-        _refuse(kwargs, _ISLANDS, "only DAIS resamples on its way")
-        _refuse(kwargs, _GOAL, "only DAIS tunes itself")
-        _refuse(
-            kwargs,
-            {"minibatch", "surrogate"},
-            "a Metropolis decision needs the density of all the data at every step",
-        )
         if not 0 < target_acceptance < 1:
             raise ValueError(f"target_acceptance must lie in (0, 1); got {target_acceptance}.")
-        if adaptation not in ("pilot", "online"):
+        if adaptation not in get_args(Adaptation):
             raise ValueError(f"adaptation must be 'pilot' or 'online'; got {adaptation!r}.")
-        self.transition = transition
+        if adaptation == "online":
+            _check_online(num_particles, chunk_size)
         self.target_acceptance = target_acceptance
         self.adaptation = adaptation
-        super().__init__(model, **kwargs)
-        if adaptation == "online":
-            self._check_online()
+        is_online = adaptation == "online" and chain.settings is None
+        config = RunConfig(
+            transition,
+            # Nobody differentiates these chains: all memory modes are one program.
+            memory="plain",
+            chunk_size=chunk_size,
+            bar_title=type(self).__name__ if progress_bar else None,
+            online_acceptance=target_acceptance if is_online else None,
+        )
+        super().__init__(integrand, chain, num_particles, config)
 
-    def _check_online(self) -> None:
-        if self.num_particles == 1:
-            raise ValueError(
-                "On-line adaptation follows the mean acceptance over particles and needs at least 2; got "
-                "num_particles=1. Use more, or adaptation='pilot'."
-            )
-        if self.chunk_size is not None:
-            raise ValueError(
-                "On-line adaptation follows all particles at once; leave chunk_size out, or use "
-                "adaptation='pilot'."
-            )
-
-    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
-        spread = self._chain.preconditioner
-        if spread is None:
-            spread = start_spread(self._runner.draw_starts(rng_key, problem))
-        settings = self._chain._replace(preconditioner=spread).settings_at(_INITIAL_SCALE)
+    def _tune(
+        self,
+        rng_key: jax.Array,
+        problem: Problem,
+        target: TracedTarget,
+        is_start_free: bool = True,
+    ) -> Settings:
+        settings = first_settings(rng_key, target, self._chain.given)
         if self.adaptation == "online":
             return settings
-        return self._pilot(random.fold_in(rng_key, 1), problem, settings)
 
-    def _pilot(self, rng_key: jax.Array, problem: Problem, settings: Settings) -> Settings:
-        """
-        Settings whose step sizes, at each temperature and for each element of a plate, have about the
-        target acceptance: each sweep of a few particles moves those of its own temperature.
-        """
-        log_step_size = np.log(settings.step_size)
-        for sweep in range(_NUM_SWEEPS):
-            sweep_key = random.fold_in(rng_key, sweep)
-            run = self._runner.run(sweep_key, problem, settings, NUM_PILOT_PARTICLES)
-            excess = np.asarray(run.acceptance) - self.target_acceptance
-            if log_step_size.ndim < excess.ndim:  # the elements of a plate part company
-                log_step_size = log_step_size[:, None]
-            # Large steps at first, to cross orders of magnitude, then small ones, to settle.
-            log_step_size = log_step_size + 3.0 * excess / (1 + sweep / 3)
-            settings = settings._replace(step_size=jnp.exp(log_step_size))
-        num_gradients = _NUM_SWEEPS * NUM_PILOT_PARTICLES * settings.num_steps
-        num_gradients *= self.transition.num_leapfrog
-        return settings._replace(num_gradients=num_gradients)
+        def acceptance_fn(key: jax.Array, settings: Settings, num_particles: int) -> np.ndarray:
+            particles = run(key, target, settings, num_particles, self._trial_config)
+            return np.asarray(particles.acceptance)
 
-    def _step_size_rule(self) -> StepSizeRule | None:
-        if self.adaptation == "pilot" or self.settings is not None:
-            return None
-        target_acceptance = self.target_acceptance
-        return lambda step_size, acceptance: (
-            step_size * jnp.where(acceptance > target_acceptance, 1.02, 0.98)
+        return tune_acceptance(
+            rng_key,
+            settings,
+            self.target_acceptance,
+            acceptance_fn,
+            self._config.transition.num_leapfrog,
+        )
+
+
+def _check_online(num_particles: int | None, chunk_size: int | None) -> None:
+    if num_particles == 1:
+        raise ValueError(
+            "On-line adaptation follows the mean acceptance over particles and needs at least 2; got "
+            "num_particles=1. Use more, or adaptation='pilot'."
+        )
+    if chunk_size is not None:
+        raise ValueError(
+            "On-line adaptation follows all particles at once; leave chunk_size out, or use "
+            "adaptation='pilot'."
         )
 
 
 class HAIS(_Corrected):
     r"""
     Hamiltonian annealed importance sampling: the leapfrog steps and partial refreshment of
-    :class:`DAIS`, each followed by a Metropolis decision; on rejection the momentum is negated.
+    :class:`~numpyro_dais.estimators.dais.DAIS`, each followed by a Metropolis decision; on rejection the
+    momentum is negated.
 
     The weight gains :math:`\log f_k - \log f_{k-1}` before each transition. A left-out step size is
     adapted along a pilot run, to ``target_acceptance`` at each temperature (and for each element of a
@@ -148,23 +193,54 @@ class HAIS(_Corrected):
        Jascha Sohl-Dickstein, Benjamin J. Culpepper (2012)
 
     :param model: a NumPyro model.
+    :param num_steps: the number of steps, at least one.
     :param target_acceptance: the acceptance that the step size is adapted to.
     :param adaptation: ``"pilot"``; or ``"online"``, which multiplies the step size of the reported run
         itself by 1.02 above the target acceptance and by 0.98 below. Particles then share information
         through the step size, and their weights are not exactly unbiased.
-    :param kwargs: as for :class:`DAIS`; at least one step.
+
+    The other parameters are those of :class:`~numpyro_dais.estimators.dais.DAIS`.
     """
 
+    @explain_keywords(
+        num_leapfrog="a step of HAIS is one leapfrog step; AIS takes several", **_OF_CORRECTED
+    )
     def __init__(
         self,
         model: Callable | None = None,
         *,
+        potential_fn: Callable | None = None,
+        num_steps: int | None = None,
+        num_particles: int | None = None,
+        step_size: Any = None,
+        damping: Any = None,
+        schedule: Schedule | Any = None,
+        preconditioner: Any = None,
+        settings: Settings | None = None,
         target_acceptance: float = 0.9,
         adaptation: Adaptation = "pilot",
-        **kwargs: Any,
+        start: str | Distribution | dict[str, Distribution] = "auto",
+        guide: Callable | None = None,
+        guide_params: dict | None = None,
+        params: dict | None = None,
+        plate: str | tuple[str, ...] | None = None,
+        chunk_size: int | None = None,
+        progress_bar: bool = False,
     ) -> None:
-        transition = Transition(is_corrected=True)
-        super().__init__(model, transition, target_acceptance, adaptation, kwargs)
+        integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
+        chain = resolve_chain(
+            num_steps, step_size, damping, schedule, preconditioner, settings, min_steps=1
+        )
+        super().__init__(
+            integrand,
+            chain,
+            num_particles,
+            Transition(is_corrected=True),
+            target_acceptance,
+            adaptation,
+            chunk_size,
+            progress_bar,
+        )
 
 
 class AIS(_Corrected):
@@ -178,49 +254,50 @@ class AIS(_Corrected):
     1. *Annealed importance sampling*, Radford M. Neal (2001)
 
     :param model: a NumPyro model.
+    :param num_steps: the number of temperatures, at least one.
     :param num_leapfrog: leapfrog steps, and so gradients, per temperature.
     :param target_acceptance: the acceptance that the step size is adapted to.
     :param adaptation: see :class:`HAIS`; ``"online"`` is the paper's rule.
-    :param kwargs: as for :class:`DAIS`, without ``damping``; at least one step.
+
+    The other parameters are those of :class:`~numpyro_dais.estimators.dais.DAIS`.
     """
 
+    @explain_keywords(damping="AIS refreshes the momentum fully", **_OF_CORRECTED)
     def __init__(
         self,
         model: Callable | None = None,
         *,
+        potential_fn: Callable | None = None,
+        num_steps: int | None = None,
+        num_particles: int | None = None,
         num_leapfrog: int = 10,
+        step_size: Any = None,
+        schedule: Schedule | Any = None,
+        preconditioner: Any = None,
+        settings: Settings | None = None,
         target_acceptance: float = 0.65,
         adaptation: Adaptation = "pilot",
-        **kwargs: Any,
+        start: str | Distribution | dict[str, Distribution] = "auto",
+        guide: Callable | None = None,
+        guide_params: dict | None = None,
+        params: dict | None = None,
+        plate: str | tuple[str, ...] | None = None,
+        chunk_size: int | None = None,
+        progress_bar: bool = False,
     ) -> None:
         check_count("num_leapfrog", num_leapfrog, 1)
-        _refuse(kwargs, {"damping"}, "AIS refreshes the momentum fully")
-        if kwargs.get("settings") is None:
-            kwargs["damping"] = 0.0
-        transition = Transition(is_corrected=True, num_leapfrog=num_leapfrog)
-        super().__init__(model, transition, target_acceptance, adaptation, kwargs)
-
-
-_ISLANDS = {"resample_at", "num_islands"}
-
-
-_GOAL = {"target_error", "budget", "keep_start"}
-
-
-_CHAIN_ARGUMENTS = {
-    "num_steps",
-    "step_size",
-    "damping",
-    "schedule",
-    "preconditioner",
-    "settings",
-    "memory",
-    "anchor_every",
-    "minibatch",
-    "surrogate",
-}
-
-
-def _refuse(kwargs: dict, names: set[str], reason: str) -> None:
-    if given := sorted(names & kwargs.keys()):
-        raise ValueError(f"{given[0]}= has no meaning here: {reason}. Leave it out.")
+        integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
+        damping = 0.0 if settings is None else None
+        chain = resolve_chain(
+            num_steps, step_size, damping, schedule, preconditioner, settings, min_steps=1
+        )
+        super().__init__(
+            integrand,
+            chain,
+            num_particles,
+            Transition(is_corrected=True, num_leapfrog=num_leapfrog),
+            target_acceptance,
+            adaptation,
+            chunk_size,
+            progress_bar,
+        )

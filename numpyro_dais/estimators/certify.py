@@ -10,11 +10,12 @@ import numpy as np
 
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dais.estimators.runner import Runner
+from numpyro_dais.estimators.runner import RunConfig, run, run_reverse
 from numpyro_dais.model.density import ModelDensity
 from numpyro_dais.model.inspection import inspect_model
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.simulate import WithData, WithoutData, check_can_be_simulated, simulate
+from numpyro_dais.model.traced import trace_target
 from numpyro_dais.results.certificate import Certificate
 from numpyro_dais.sampler.settings import Settings
 
@@ -25,7 +26,7 @@ def certificate(
     rng_key: jax.Array,
     problem: Problem,
     settings: Settings,
-    runner: Runner,
+    config: RunConfig,
     num_particles: int,
     num_datasets: int,
 ) -> Certificate:
@@ -35,7 +36,7 @@ def certificate(
     :param rng_key: the key of the simulation and of the chains.
     :param problem: the problem; its observed values are replaced.
     :param settings: settings of the chains.
-    :param runner: runs the chains.
+    :param config: the configuration of runs.
     :param num_particles: the number of forward chains for each data set.
     :param num_datasets: the number of data sets.
     """
@@ -52,8 +53,11 @@ def certificate(
         simulated = problem.replace(model=model, guide=guide, args=(data, args))
         density = ModelDensity(simulated, inspect_model(simulated))
         position = density.to_position(values)
-        forward = runner.run(forward_key, simulated, settings, num_particles, has_bar=True)
-        reverse = runner.run_reverse(reverse_key, simulated, settings, position[None])
+        target = trace_target(simulated, key)
+        forward = run(forward_key, target, settings, num_particles, config, has_bar=True)
+        reverse = run_reverse(
+            reverse_key, target, settings.of_chain(), position[None], config=config
+        )
         return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)
 
     lower, upper = jax.jit(lambda keys: jax.lax.map(one_dataset, keys))(

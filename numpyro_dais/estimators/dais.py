@@ -1,27 +1,36 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The estimators of the evidence: DAIS, and the baselines on the same targets."""
+"""Differentiable annealed importance sampling: the main door of the package."""
 
 from collections.abc import Callable
-from dataclasses import replace
-import math
 from typing import Any
 
 import jax
-import numpy as np
 
+from numpyro.distributions import Distribution
+
+from numpyro_dais.estimators.arguments import (
+    Integrand,
+    check_anchors,
+    check_goal,
+    check_islands,
+    explain_keywords,
+    resolve_chain,
+)
 from numpyro_dais.estimators.base import Estimator
+from numpyro_dais.estimators.runner import RunConfig
+from numpyro_dais.model.dynamics import check_dynamics
 from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.subsampling import warn_of_noise
-from numpyro_dais.model.target import make_target
-from numpyro_dais.results.certificate import Certificate
-from numpyro_dais.results.evidence import Evidence
-from numpyro_dais.sampler.islands import check_islands, run_islands
-from numpyro_dais.sampler.particles import Run
+from numpyro_dais.model.subsampling import Batches, warn_of_noise
+from numpyro_dais.model.surrogate import QuadraticSurrogate
+from numpyro_dais.model.traced import TracedTarget
+from numpyro_dais.sampler.kernel import UNCORRECTED
+from numpyro_dais.sampler.loop import Memory, check_memory
+from numpyro_dais.sampler.schedule import Schedule
 from numpyro_dais.sampler.settings import Settings
-from numpyro_dais.tuning.goal import Goal
-from numpyro_dais.tuning.tuner import Tuner
+from numpyro_dais.tuning.goal import DEFAULT_BUDGET, DEFAULT_TARGET_ERROR, Goal
+from numpyro_dais.tuning.tuner import tune_all
 
 __all__ = ["DAIS"]
 
@@ -108,125 +117,86 @@ class DAIS(Estimator):
     True
     """
 
+    @explain_keywords(
+        target_acceptance="chains of DAIS are not corrected, so nothing is rejected",
+        adaptation="only HAIS and AIS adapt step sizes to an acceptance",
+        num_leapfrog="a step of DAIS is one leapfrog step; take more steps",
+    )
     def __init__(
         self,
         model: Callable | None = None,
         *,
+        potential_fn: Callable | None = None,
+        num_steps: int | None = None,
+        num_particles: int | None = None,
+        step_size: Any = None,
+        damping: Any = None,
+        schedule: Schedule | Any = None,
+        preconditioner: Any = None,
+        settings: Settings | None = None,
+        target_error: float | None = None,
+        budget: int | None = None,
+        start: str | Distribution | dict[str, Distribution] = "auto",
+        keep_start: bool = False,
+        guide: Callable | None = None,
+        guide_params: dict | None = None,
+        params: dict | None = None,
+        plate: str | tuple[str, ...] | None = None,
+        minibatch: bool | Batches = False,
+        surrogate: str | QuadraticSurrogate | None = None,
+        memory: Memory = "checkpoint",
+        anchor_every: int | None = None,
         resample_at: tuple[float, ...] = (),
         num_islands: int = 8,
-        **kwargs: Any,
+        chunk_size: int | None = None,
+        progress_bar: bool = False,
     ) -> None:
-        self.resample_at = check_islands(resample_at, num_islands, kwargs)
-        super().__init__(model, **kwargs)
-        self.num_islands = num_islands
-        self._tuner = Tuner(self._run_log_weights)
-        if self.batches is not None:
+        refused = {"plate": plate, "minibatch": minibatch, "surrogate": surrogate}
+        resample_at = check_islands(
+            resample_at, num_islands, num_steps, num_particles, memory, refused
+        )
+        integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
+        check_goal(target_error, budget, step_size is not None or settings is not None)
+        check_memory(memory, UNCORRECTED)
+        check_anchors(anchor_every, memory)
+        batches = check_dynamics(minibatch, surrogate, memory, plate, model is not None)
+        chain = resolve_chain(
+            num_steps, step_size, damping, schedule, preconditioner, settings, memory
+        )
+        config = RunConfig(
+            memory=memory,
+            ratio=chain.ratio,
+            anchor_every=anchor_every,
+            chunk_size=chunk_size,
+            bar_title=type(self).__name__ if progress_bar else None,
+            resample_at=resample_at,
+            num_islands=num_islands if resample_at else 1,
+        )
+        super().__init__(integrand, chain, num_particles, config, batches, surrogate)
+        self._goal = Goal(
+            chain.given_steps,
+            num_particles,
+            DEFAULT_TARGET_ERROR if target_error is None else target_error,
+            DEFAULT_BUDGET if budget is None else budget,
+            is_start_free=not (integrand.is_start_given or keep_start),
+        )
+        if batches is not None:
             warn_of_noise("surrogate='quadratic' is the remedy")
-        self._jitted_islands = jax.jit(self._run_islands, static_argnames="num_particles")
 
-    def _tune(self, rng_key: jax.Array, problem: Problem, is_start_free: bool = True) -> Settings:
+    def _tune(
+        self,
+        rng_key: jax.Array,
+        problem: Problem,
+        target: TracedTarget,
+        is_start_free: bool = True,
+    ) -> Settings:
         has_plain_chains = (
-            self.plate is None
-            and self.batches is None
-            and self.surrogate is None
-            and self.memory != "reversible"
+            self._integrand.plate is None
+            and self._batches is None
+            and self._surrogate is None
+            and self._config.memory != "reversible"
         )
         if not (self._chain.is_free and has_plain_chains) or self._chain.given_steps == 0:
-            return super()._tune(rng_key, problem)
-        is_given = self.guide is not None or not (self.start == "auto" or self.model is None)
-        is_start_free = is_start_free and not (is_given or self.keep_start)
-        goal = Goal(
-            self._chain.given_steps,
-            self.num_particles,
-            self.target_error,
-            self.budget,
-            is_start_free,
-        )
-        return self._tuner.tune(rng_key, problem, goal)
-
-    def sandwich(self, *args: Any, **kwargs: Any) -> Evidence:
-        self._refuse_resampling("sandwich")
-        return super().sandwich(*args, **kwargs)
-
-    sandwich.__doc__ = Estimator.sandwich.__doc__
-
-    def certify(self, *args: Any, **kwargs: Any) -> Certificate:
-        self._refuse_resampling("certify")
-        return super().certify(*args, **kwargs)
-
-    certify.__doc__ = Estimator.certify.__doc__
-
-    def _refuse_resampling(self, name: str) -> None:
-        if self.resample_at:
-            raise NotImplementedError(
-                f"{name} runs chains in both directions, and there is no reverse of a resampling; got resample_at="
-                f"{self.resample_at}. Leave it out."
-            )
-
-    def _estimate(self, rng_key: jax.Array, problem: Problem) -> Evidence:
-        evidence = super()._estimate(rng_key, problem)
-        if not self._has_islands(evidence.settings):
-            return evidence
-        num_particles = self._num_particles(evidence.settings)
-        return replace(evidence, island_size=num_particles // self._num_islands(num_particles))
-
-    def _has_islands(self, settings: Settings | None) -> bool:
-        return bool(self.resample_at) and (settings is None or settings.num_steps > 0)
-
-    def _num_particles(self, settings: Settings | None) -> int:
-        number = super()._num_particles(settings)
-        if not self._has_islands(settings):
-            return number
-        if self.num_particles is None and settings is not None and settings.num_particles:
-            # Tuning knows nothing of islands, and its budget is to be kept.
-            number = max(int(number / (1 + self._resampling_cost(settings))), 1)
-        return number - number % self._num_islands(number)
-
-    def _num_islands(self, num_particles: int) -> int:
-        """As many as were asked for, or fewer where tuning has left too few particles for them."""
-        return min(self.num_islands, max(num_particles // 2, 1))
-
-    def _resampling_cost(self, settings: Settings) -> float:
-        """A density, half of a gradient, for each resampling: as a share of what the steps cost."""
-        return len(self.resample_at) / 2 / settings.num_steps
-
-    def _num_gradients(self, problem: Problem, settings: Settings, num_chains: int) -> int:
-        number = super()._num_gradients(problem, settings, num_chains)
-        if self._has_islands(settings):
-            number += math.ceil(number * self._resampling_cost(settings))
-        return number
-
-    def _run(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
-    ) -> Run:
-        if not self._has_islands(settings):
-            return super()._run(rng_key, problem, settings, num_particles)
-        return self._jitted_islands(
-            rng_key, problem, settings.of_chain(), num_particles=num_particles
-        )
-
-    def _run_islands(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, *, num_particles: int
-    ) -> Run:
-        """Independent islands from the start."""
-        num_islands = self._num_islands(num_particles)
-        at_a_time = self._runner.chunk_size_of(problem) * num_islands // num_particles
-        at_a_time = min(max(at_a_time, 1), num_islands)
-        num_chunks = math.ceil(num_islands / at_a_time)
-        return run_islands(
-            rng_key,
-            make_target(problem),
-            settings,
-            self.memory,
-            self.resample_at,
-            num_particles,
-            num_islands,
-            at_a_time,
-            self._runner.make_on_step(settings.num_steps, num_chunks),
-        )
-
-    def _run_log_weights(
-        self, rng_key: jax.Array, problem: Problem, settings: Settings, num_particles: int
-    ) -> np.ndarray:
-        run = self._runner.run(rng_key, problem, settings, num_particles)
-        return np.asarray(run.log_weights, np.float64)
+            return super()._tune(rng_key, problem, target)
+        goal = self._goal._replace(is_start_free=self._goal.is_start_free and is_start_free)
+        return tune_all(rng_key, target, goal, self._run_trial)

@@ -50,6 +50,7 @@ __all__ = [
     "latent_sites",
     "pieces_of",
     "seeded_trace",
+    "set_up",
     "traced_part",
 ]
 
@@ -115,7 +116,7 @@ def check_guide(guide: Any, guide_params: dict | None) -> None:
 
 def flow_posterior(problem: Problem) -> TransformedDistribution:
     """Returns the flow of a fitted flow guide, over the unconstrained values as its guide packs them."""
-    guide = _set_up(problem.guide, problem)
+    guide = set_up(problem.guide, problem)
     _require_params(guide, _param_names(guide), problem)
     return autoguide_posterior(guide, problem.guide_params)
 
@@ -141,7 +142,7 @@ def guide_plates(problem: Problem) -> set[str] | None:
 
 def _piece_plates(guide: Any, problem: Problem) -> set[str] | None:
     if isinstance(guide, autoguide.AutoContinuous):
-        guide = _set_up(guide, problem)
+        guide = set_up(guide, problem)
         if isinstance(guide, autoguide.AutoDiagonalNormal):
             return None
         if not _has_rows(guide):
@@ -195,9 +196,9 @@ def guide_part(guide: Any, problem: Problem, density: ModelDensity) -> Part:
     :param density: of the problem's model.
     """
     if isinstance(guide, autoguide.AutoContinuous):
-        return _continuous_part(_set_up(guide, problem), problem, density)
+        return _continuous_part(set_up(guide, problem), problem, density)
     if isinstance(guide, autoguide.AutoGuide):
-        guide = _set_up(guide, problem)
+        guide = set_up(guide, problem)
     trace = seeded_trace(guide, problem)
     missing = [name for name, site in trace.items() if site["type"] in ("param", "mutable")]
     missing = sorted(set(missing) - set(problem.guide_params))
@@ -228,8 +229,8 @@ def seeded_trace(guide: Callable, problem: Problem) -> Trace:
     return trace
 
 
-def _set_up(guide: Any, problem: Problem) -> Any:
-    """An autoguide that has seen the model; one that has not learns its sites from one run."""
+def set_up(guide: Any, problem: Problem) -> Any:
+    """Returns an autoguide that has seen the model; one that has not learns its sites from one run."""
     if guide.prototype_trace is None:
         # The guide keeps what it sees, so it must not see tracers.
         with jax.ensure_compile_time_eval():

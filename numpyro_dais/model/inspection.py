@@ -32,12 +32,14 @@ __all__ = [
     "check_data",
     "check_site_names",
     "inspect_model",
+    "inspect_run",
     "is_imputed",
     "plate_axes_of",
     "plates_of",
     "subsampled_plates",
     "trace_model",
     "unmasked",
+    "without_tracers",
 ]
 
 Trace = dict[str, dict[str, Any]]
@@ -73,17 +75,32 @@ def inspect_model(problem: Problem) -> ModelStructure:
 
     def inspect() -> dict[str, jax.Array]:
         nonlocal structure
-        structure = _inspect(problem)
+        structure, _ = inspect_run(problem)
         return structure.prototype
 
     shapes = jax.eval_shape(inspect)
+    return without_tracers(structure, shapes)
+
+
+def without_tracers(structure: ModelStructure, shapes: dict[str, Any]) -> ModelStructure:
+    """
+    Returns a structure that was found under tracing, with a prototype that may outlive the trace.
+
+    :param structure: the structure.
+    :param shapes: those of its prototype.
+    """
     # In the order of the model, which the dict that JAX returns does not keep.
     names = structure.prototype
     prototype = {n: np.full(shapes[n].shape, _ANYWHERE, shapes[n].dtype) for n in names}
     return structure._replace(prototype=prototype)
 
 
-def _inspect(problem: Problem) -> ModelStructure:
+def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
+    """
+    Returns the structure of the problem's model, and the seeded run that it was seen in.
+
+    :param problem: a problem with a model.
+    """
     trace = trace_model(problem, random.key(0))
     _check_parameters(trace, problem)
     _check_plates(trace, problem)
@@ -94,7 +111,7 @@ def _inspect(problem: Problem) -> ModelStructure:
             "A model needs at least one latent sample site; this one has none. Its log evidence is "
             "its log density: see `numpyro.infer.util.log_density`."
         )
-    is_start_prior = problem.guide is None and isinstance(problem.base_start, str)
+    is_start_prior = problem.guide is None and isinstance(problem.start, str)
     discrete, prototype = set(), {}
     for name, site in latents.items():
         _check_latent(site, trace, is_start_prior)
@@ -120,7 +137,8 @@ def _inspect(problem: Problem) -> ModelStructure:
             "marginal density comes as one number. Leave plate= out for the evidence of all the data."
         )
     dims = [frame.dim for site in samples.values() for frame in site["cond_indep_stack"]]
-    return ModelStructure(prototype, plate_axes, frozenset(discrete), min(dims, default=0) - 1)
+    structure = ModelStructure(prototype, plate_axes, frozenset(discrete), min(dims, default=0) - 1)
+    return structure, trace
 
 
 def trace_model(problem: Problem, rng_key: jax.Array) -> Trace:

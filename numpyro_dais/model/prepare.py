@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A problem made ready to be run: checked, with its mini-batches, and with what its steps follow."""
+"""Problems made ready to be run: checked, traced, with their mini-batches and what their steps follow."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.model.dynamics import with_data_plate
+from numpyro_dais.model.inspection import inspect_model
 from numpyro_dais.model.modes import check_mode
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.subsampling import (
@@ -22,8 +23,7 @@ from numpyro_dais.model.subsampling import (
     subsampled_sizes,
 )
 from numpyro_dais.model.surrogate import QuadraticSurrogate, fit_quadratic
-from numpyro_dais.model.target import make_target
-from numpyro_dais.sampler.path import Target
+from numpyro_dais.model.traced import TracedTarget, explained_errors, shape_of, trace_target
 
 __all__ = ["Preparation"]
 
@@ -32,26 +32,28 @@ T = TypeVar("T")
 
 class Preparation:
     """
-    Makes the problems of an estimator ready. What the model has to be traced for is found out once for each
-    shape of its arguments, so that later calls with new data go straight to the compiled program.
+    The state of an estimator: what is known of its problems, by the shapes of their arguments, so that later
+    calls with new data run the model no more.
     """
 
     def __init__(self) -> None:
-        self.data_plate = _OncePerShape(find_data_plate)
+        self._data_plate = _OncePerShape(find_data_plate)
         self._subsampled_sizes = _OncePerShape(subsampled_sizes)
-        self._check_densities = _OncePerShape(_check_densities)
-        self._jitted_fit = jax.jit(fit_quadratic)
+        self._targets = _OncePerShape(_trace_without_leaves)
 
-    def check(self, problem: Problem) -> None:
+    def target(self, problem: Problem, rng_key: jax.Array) -> TracedTarget:
         """
-        Raises the errors of a bad problem before it is compiled.
+        Returns what chains see of a problem, or raises the errors of a bad one.
 
-        :param problem: a problem with concrete arguments.
+        :param problem: the problem; its arguments may be traced.
+        :param rng_key: a key of the kind that draws are made with.
         """
-        if _has_nan(problem):  # which is a fault or not, as the data are
-            _check_densities(problem)
-        else:
-            self._check_densities(problem)
+        if not is_concrete(problem):
+            return trace_target(problem, rng_key)
+        if _has_nan(problem):  # a fault or not, as the data are
+            _check(problem)
+        known = self._targets(problem, rng_key)
+        return TracedTarget(known.tracing, jax.tree.leaves(problem), known.constants)
 
     def with_minibatch(self, rng_key: jax.Array, problem: Problem) -> Problem:
         """
@@ -81,7 +83,7 @@ class Preparation:
         """
         if batches is None and surrogate is None:
             return problem
-        plate = self.data_plate(problem, "surrogate=" if batches is None else "minibatch=")
+        plate = self._data_plate(problem, "surrogate=" if batches is None else "minibatch=")
         problem = with_data_plate(rng_key, problem, plate, batches)
         if surrogate is None:
             return problem
@@ -92,7 +94,7 @@ class Preparation:
                 "surrogate='quadratic' is fitted on the host, which jit, vmap and grad do not allow. Fit it on "
                 "concrete arguments, surrogate = DAIS(model).fit_surrogate(*args), and pass surrogate=surrogate."
             )
-        return problem.replace(surrogate=self._fit(problem))
+        return problem.replace(surrogate=_fit(problem))
 
     def fit_surrogate(self, problem: Problem) -> QuadraticSurrogate:
         """
@@ -100,18 +102,8 @@ class Preparation:
 
         :param problem: a problem with concrete arguments.
         """
-        plate = self.data_plate(problem, "surrogate=")
-        return self._fit(with_data_plate(random.key(0), problem, plate, None))
-
-    def _fit(self, problem: Problem) -> QuadraticSurrogate:
-        self.check(problem)
-        surrogate, mode = self._jitted_fit(problem)
-        check_mode(
-            mode,
-            "A quadratic surrogate needs one: reparametrise the model, start near the posterior (guide=), or "
-            "leave surrogate= out.",
-        )
-        return surrogate
+        plate = self._data_plate(problem, "surrogate=")
+        return _fit(with_data_plate(random.key(0), problem, plate, None))
 
 
 class _OncePerShape(Generic[T]):
@@ -122,33 +114,37 @@ class _OncePerShape(Generic[T]):
         self._results: dict[Any, T] = {}
 
     def __call__(self, problem: Problem, *args: Any) -> T:
-        leaves, treedef = jax.tree.flatten(problem)
-        shape = treedef, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        shape = shape_of(problem), tuple(getattr(arg, "dtype", arg) for arg in args)
+        try:
+            hash(shape)
+        except TypeError:  # an argument that is no array and cannot be hashed: nothing is kept
+            return self._fn(problem, *args)
         if shape not in self._results:
             self._results[shape] = self._fn(problem, *args)
         return self._results[shape]
 
 
-def _check_densities(problem: Problem) -> None:
-    """Traces what a run will trace, for its errors."""
+def _trace_without_leaves(problem: Problem, rng_key: jax.Array) -> TracedTarget:
+    """A target that keeps no data of the problem alive."""
+    target = trace_target(problem, rng_key)
+    return TracedTarget(target.tracing, [], target.constants)
 
-    def densities_at_draw() -> Any:
-        target: Target = make_target(problem)
-        position = target.sample_fn(random.key(0))
-        densities = target.log_densities_fn(position)
-        if target.dynamics_fn is None:
-            return densities
-        return densities, target.dynamics_fn(random.key(0), jnp.asarray(0))(position)
 
-    try:
-        # Abstractly, which compiles nothing, yet around the data as they are.
-        jax.eval_shape(densities_at_draw)
-    except jax.errors.ConcretizationTypeError as error:
-        raise ValueError(
-            "The model's Python control flow depends on the value of a latent site or of an array "
-            "argument, which JAX cannot trace. Use `jnp.where`, `lax.cond` or "
-            "`numpyro.contrib.control_flow.cond`; pass sizes as Python ints."
-        ) from error
+def _check(problem: Problem) -> None:
+    """Raises the errors of a bad model, around the data as they are."""
+    with explained_errors():
+        inspect_model(problem)
+
+
+def _fit(problem: Problem) -> QuadraticSurrogate:
+    _check(problem)
+    surrogate, mode = fit_quadratic(problem)
+    check_mode(
+        mode,
+        "A quadratic surrogate needs one: reparametrise the model, start near the posterior (guide=), or "
+        "leave surrogate= out.",
+    )
+    return surrogate
 
 
 def _has_nan(problem: Problem) -> bool:

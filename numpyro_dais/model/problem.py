@@ -11,8 +11,6 @@ import numpy as np
 
 import numpyro
 
-from numpyro_dais.sampler.mixture import FittedStart
-
 __all__ = ["DataPlate", "Problem"]
 
 
@@ -116,11 +114,6 @@ class Problem:
         self.prng_key = prng_key
         self.args = args
         self.kwargs = {} if kwargs is None else kwargs
-
-    @property
-    def base_start(self) -> Any:
-        """The start, or the one that a fitted start has replaced."""
-        return self.start.base if isinstance(self.start, FittedStart) else self.start
 
     @property
     def plates(self) -> tuple[str, ...]:

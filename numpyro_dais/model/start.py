@@ -17,7 +17,6 @@ from numpyro_dais.model.density import ModelDensity, Position
 from numpyro_dais.model.guide import Draw, Part, guide_part, pieces_of, traced_part
 from numpyro_dais.model.inspection import Trace, check_site_names
 from numpyro_dais.model.problem import Problem
-from numpyro_dais.sampler.mixture import FittedStart
 
 __all__ = ["Start", "make_start"]
 
@@ -44,10 +43,6 @@ def make_start(problem: Problem, density: ModelDensity) -> Start:
     if problem.guide is not None:
         parts = [guide_part(piece, problem, density) for piece in pieces_of(problem.guide)]
         return _combine(parts, density, "The guide")
-    if isinstance(problem.start, FittedStart):
-        return _fitted_start(
-            problem.start, make_start(problem.replace(start=problem.start.base), density), density
-        )
     if isinstance(problem.start, str):
         return Start(density.sample, density.log_prior)
     if isinstance(problem.start, Distribution):
@@ -75,18 +70,6 @@ def _combine(parts: list[Part], density: ModelDensity, what: str) -> Start:
     def log_density_fn(position: Position, trace: Trace) -> jax.Array:
         first, *others = [part.log_density_fn(position, trace) for part in parts]
         return sum(others, start=first)
-
-    return Start(sample_fn, log_density_fn)
-
-
-def _fitted_start(start: FittedStart, base: Start, density: ModelDensity) -> Start:
-    ravel, unravel = density.layout
-
-    def sample_fn(rng_key: jax.Array) -> Position:
-        return unravel(start.sample(rng_key, lambda key: ravel(base.sample_fn(key))))
-
-    def log_density_fn(position: Position, trace: Trace) -> jax.Array:
-        return start.log_density(ravel(position), base.log_density_fn(position, trace))
 
     return Start(sample_fn, log_density_fn)
 

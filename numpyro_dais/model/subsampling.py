@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 
+from numpyro_dais._util.checks import user_stack_level
 from numpyro_dais._util.keys import named_key
 from numpyro_dais.model.density import ModelDensity, Position, total
 from numpyro_dais.model.guide import pieces_of, seeded_trace
@@ -68,7 +69,7 @@ def warn_of_noise(remedy: str) -> None:
     warnings.warn(
         "With mini-batch gradients the bound does not tighten as the number of steps grows (Theorem 2 of "
         f"Zhang et al. 2021, 'the perils of gradient noise'); {remedy}.",
-        stacklevel=3,
+        stacklevel=user_stack_level(),
     )
 
 

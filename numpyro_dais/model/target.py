@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import random
@@ -19,25 +19,43 @@ from numpyro_dais._util.numpyro_internals import unpack_fn
 from numpyro_dais.model.density import ModelDensity, Position, make_layout
 from numpyro_dais.model.dynamics import end_likelihood, step_likelihood
 from numpyro_dais.model.guide import FLOW_GUIDES, flow_posterior
-from numpyro_dais.model.inspection import inspect_model
+from numpyro_dais.model.inspection import ModelStructure, inspect_model
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.start import make_start
 from numpyro_dais.model.subsampling import LikelihoodFn
-from numpyro_dais.sampler.mixture import FittedStart
-from numpyro_dais.sampler.path import DynamicsFn, LogDensities, Target
+from numpyro_dais.sampler.path import DynamicsFn, LogDensities, LogDensitiesFn
 
-__all__ = ["coordinate_order", "make_target"]
+__all__ = ["ModelTarget", "coordinate_order", "make_target"]
 
 
-def make_target(problem: Problem) -> Target:
+class ModelTarget(NamedTuple):
+    """
+    A problem as chains see it, :class:`~numpyro_dais.sampler.path.Target`, and the way back.
+
+    :param sample_fn: an exact draw from the start.
+    :param log_densities_fn: both ends of the path.
+    :param constrain_fn: the values of the model's sites at a position.
+    :param ravel_fn: the position of unconstrained values by site.
+    :param dynamics_fn: what steps follow instead, if anything.
+    """
+
+    sample_fn: Callable[[jax.Array], jax.Array]
+    log_densities_fn: LogDensitiesFn
+    constrain_fn: Callable[[jax.Array], Any]
+    ravel_fn: Callable[[Any], jax.Array]
+    dynamics_fn: DynamicsFn | None = None
+
+
+def make_target(problem: Problem, structure: ModelStructure | None = None) -> ModelTarget:
     """
     Returns the target of a problem, or raises an error that says why there is none.
 
     :param problem: a model or potential function, its arguments and the start.
+    :param structure: of the model, if it is known already; it takes a run of the model to find.
     """
     if problem.potential_fn is not None:
         return _potential_target(problem)
-    density = ModelDensity(problem, inspect_model(problem))
+    density = ModelDensity(problem, structure or inspect_model(problem))
     if isinstance(problem.guide, FLOW_GUIDES):
         return _flow_target(problem, density)
     start = make_start(problem, density)
@@ -54,7 +72,7 @@ def make_target(problem: Problem) -> Target:
             log_start, density.log_prior(values, trace) - log_start + log_likelihood
         )
 
-    return Target(
+    return ModelTarget(
         sample_fn=lambda rng_key: density.layout.ravel(start.sample_fn(rng_key)),
         log_densities_fn=partial(with_likelihood, end_likelihood(problem, density)),
         constrain_fn=lambda position: density.constrain(density.layout.unravel(position)),
@@ -63,21 +81,18 @@ def make_target(problem: Problem) -> Target:
     )
 
 
-def coordinate_order(problem: Problem) -> np.ndarray:
+def coordinate_order(structure: ModelStructure) -> np.ndarray:
     """
     Returns the coordinates of a position in the order in which the model draws its sites: what others depend
-    on comes first. Of a potential function, the order of its argument.
+    on comes first.
 
-    :param problem: a problem without plates of its own.
+    :param structure: of a model without plates of its own.
     """
-    if problem.potential_fn is not None:
-        shape = jax.eval_shape(make_target(problem).sample_fn, random.key(0)).shape
-        return np.arange(shape[0])
-    structure = inspect_model(problem)
-    layout = make_layout(structure.prototype)
-    num_dims = sum(jnp.size(value) for value in structure.prototype.values())
-    indices = layout.unravel(jnp.arange(num_dims, dtype=float))
-    return np.concatenate([np.ravel(indices[name]) for name in structure.prototype]).astype(int)
+    # A position has the sites in alphabetical order.
+    sizes = {name: np.size(value) for name, value in sorted(structure.prototype.items())}
+    firsts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    sites = [firsts[name] + np.arange(sizes[name]) for name in structure.prototype]
+    return np.concatenate(sites)
 
 
 def _dynamics(
@@ -91,7 +106,7 @@ def _dynamics(
     return lambda batch_key, index: partial(with_likelihood, likelihood_of(batch_key, index))
 
 
-def _flow_target(problem: Problem, density: ModelDensity) -> Target:
+def _flow_target(problem: Problem, density: ModelDensity) -> ModelTarget:
     """
     Chains in the noise space of a flow, where the start is standard normal: inverting the flow at
     every step is avoided, and the path is the one in the space of the sites, pulled back.
@@ -116,7 +131,7 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
         log_prior = density.log_prior(values, trace) + log_det
         return LogDensities(log_start, log_prior - log_start + likelihood_fn(values, trace))
 
-    return Target(
+    return ModelTarget(
         sample_fn=base.sample,
         log_densities_fn=partial(with_likelihood, end_likelihood(problem, density)),
         constrain_fn=lambda noise: density.constrain(to_sites(noise)[0]),
@@ -125,9 +140,9 @@ def _flow_target(problem: Problem, density: ModelDensity) -> Target:
     )
 
 
-def _potential_target(problem: Problem) -> Target:
+def _potential_target(problem: Problem) -> ModelTarget:
     """A density given by its potential function, over an array or a dict of arrays."""
-    start, potential_fn = problem.base_start, problem.potential_fn
+    start, potential_fn = problem.start, problem.potential_fn
     assert potential_fn is not None
     is_distribution = lambda leaf: isinstance(leaf, Distribution)  # noqa: E731
 
@@ -146,22 +161,13 @@ def _potential_target(problem: Problem) -> Target:
     shapes = jax.eval_shape(sample, random.key(0))
     layout = make_layout(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
-    fitted = problem.start if isinstance(problem.start, FittedStart) else None
-
-    def sample_fn(rng_key: jax.Array) -> jax.Array:
-        if fitted is None:
-            return layout.ravel(sample(rng_key))
-        return fitted.sample(rng_key, lambda key: layout.ravel(sample(key)))
-
     def log_densities_fn(position: jax.Array) -> LogDensities:
         values = layout.unravel(position)
         log_q0 = log_start(values)
-        if fitted is not None:
-            log_q0 = fitted.log_density(position, log_q0)
         return LogDensities(log_q0, -potential_fn(values) - log_q0)
 
-    return Target(
-        sample_fn=sample_fn,
+    return ModelTarget(
+        sample_fn=lambda rng_key: layout.ravel(sample(rng_key)),
         log_densities_fn=log_densities_fn,
         constrain_fn=layout.unravel,
         ravel_fn=layout.ravel,

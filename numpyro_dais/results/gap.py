@@ -8,8 +8,8 @@ from jax import random
 import numpy as np
 from scipy.special import logsumexp
 
-from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.target import make_target
+from numpyro_dais._util.programs import program
+from numpyro_dais.model.traced import TracedTarget, trace_target
 from numpyro_dais.results.evidence import Evidence
 from numpyro_dais.sampler.contributions import stopped_log_weights
 from numpyro_dais.sampler.settings import Settings
@@ -33,13 +33,15 @@ def gap_contributions(evidence: Evidence, num_particles: int = _NUM_PARTICLES) -
             "evidence.acceptance, or use DAIS."
         )
     rng_keys = random.split(random.key(0), num_particles)
-    stopped = _stopped(rng_keys, evidence.problem, evidence.settings.of_chain())
+    settings = evidence.settings
+    target = trace_target(evidence.problem, rng_keys).with_mixture(settings.start)
+    stopped = _stopped(rng_keys, target, settings.of_chain())
     log_weights = np.asarray(stopped, np.float64)
     with np.errstate(invalid="ignore"):
         gaps = logsumexp(log_weights, axis=0) - np.log(num_particles) - np.mean(log_weights, axis=0)
     return np.diff(gaps, prepend=0.0)
 
 
-@jax.jit
-def _stopped(rng_keys: jax.Array, problem: Problem, settings: Settings) -> jax.Array:
-    return stopped_log_weights(rng_keys, make_target(problem), settings)
+@program()
+def _stopped(rng_keys: jax.Array, target: TracedTarget, settings: Settings) -> jax.Array:
+    return stopped_log_weights(rng_keys, target, settings)

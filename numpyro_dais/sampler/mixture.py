@@ -23,7 +23,6 @@ start, the prior. A weight then never exceeds the likelihood divided by that sha
 Hesterberg 1995), so its variance is finite wherever the likelihood is bounded.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,13 +31,15 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln, logsumexp
 import numpy as np
 
+from numpyro_dais.sampler.path import LogDensities, Target, TargetFunctions
+
 __all__ = [
     "BASE_SHARE",
     "Component",
-    "FittedStart",
     "Mixture",
     "component_log_density",
     "from_noise",
+    "started_at",
     "to_noise",
 ]
 
@@ -94,13 +95,15 @@ class Mixture(NamedTuple):
     @property
     def description(self) -> str:
         """What it is, in words."""
-        if self.components.shape is not None:  # one mode, and a share for what it was fitted from
-            slopes = self.components.slopes
-            is_conditional = slopes is not None and np.any(slopes)
-            return f"a fitted {'conditional ' if is_conditional else ''}Gaussian"
-        if self.num_modes == 1:
+        slopes, shape = self.components.slopes, self.components.shape
+        if slopes is not None and np.any(slopes):
+            return "a fitted conditional Gaussian"
+        # One mode that was fitted has a share beside it for what it was fitted from.
+        is_fitted = shape is not None and np.any(shape)
+        num_modes = len(np.unique(np.asarray(self.components.loc), axis=0))
+        if is_fitted or num_modes == 1:
             return "a fitted Gaussian"
-        return f"a mixture of {self.num_modes} fitted Gaussians"
+        return f"a mixture of {num_modes} fitted Gaussians"
 
     def sample(self, rng_key: jax.Array) -> jax.Array:
         """Returns a draw ``[num_dims]``."""
@@ -127,38 +130,31 @@ class Mixture(NamedTuple):
         return logsumexp(self.log_shares + log_densities)
 
 
-class FittedStart(NamedTuple):
+def started_at(target: Target, mixture: Mixture | None) -> Target:
     """
-    A start of chains over flat unconstrained positions.
+    Returns the target with chains that start at a mixture, and some of them, its ``base_share``, at the
+    target's own start.
 
-    :param mixture: what was fitted.
-    :param base: the start that it replaces: ``"prior"``, or a distribution.
+    :param target: a target over flat positions ``[num_dims]``.
+    :param mixture: the mixture; None leaves the target as it is.
     """
+    if mixture is None:
+        return target
+    share = mixture.base_share
 
-    mixture: Mixture
-    base: Any
-
-    def sample(self, rng_key: jax.Array, base_fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """
-        Returns a draw ``[num_dims]``.
-
-        :param rng_key: a JAX random key.
-        :param base_fn: draws a position from the original start.
-        """
+    def sample_fn(rng_key: jax.Array) -> jax.Array:
         kind_key, fit_key, base_key = random.split(rng_key, 3)
-        is_base = random.uniform(kind_key) < self.mixture.base_share
-        return jnp.where(is_base, base_fn(base_key), self.mixture.sample(fit_key))
+        is_base = random.uniform(kind_key) < share
+        return jnp.where(is_base, target.sample_fn(base_key), mixture.sample(fit_key))
 
-    def log_density(self, position: jax.Array, log_base: jax.Array) -> jax.Array:
-        """
-        Returns the log density of a position.
+    def log_densities_fn(position: jax.Array) -> LogDensities:
+        log_base, log_ratio = target.log_densities_fn(position)
+        log_fit = jnp.log1p(-share) + mixture.log_density(position)
+        log_share = jnp.where(share > 0, jnp.log(share) + log_base, -jnp.inf)
+        log_start = jnp.logaddexp(log_fit, log_share)
+        return LogDensities(log_start, (log_base - log_start) + log_ratio)
 
-        :param position: ``[num_dims]``.
-        :param log_base: the log density of the original start there.
-        """
-        share = self.mixture.base_share
-        log_fit = jnp.log1p(-share) + self.mixture.log_density(position)
-        return jnp.logaddexp(log_fit, jnp.where(share > 0, jnp.log(share) + log_base, -jnp.inf))
+    return TargetFunctions(sample_fn, log_densities_fn, target.dynamics_fn)
 
 
 def to_noise(component: Component, position: jax.Array) -> tuple[jax.Array, jax.Array]:

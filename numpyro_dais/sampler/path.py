@@ -4,7 +4,7 @@
 r"""The geometric path :math:`\log f_\beta = (1 - \beta) \log q_0 + \beta \log p(D, \cdot)`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ __all__ = [
     "LogDensities",
     "LogDensitiesFn",
     "Target",
+    "TargetFunctions",
     "annealed_log_weight",
     "at_start",
     "at_temperature",
@@ -34,6 +35,36 @@ class LogDensities(NamedTuple):
 LogDensitiesFn = Callable[[jax.Array], LogDensities]
 # What a step follows, from the key of a chain's mini-batches and the step's index.
 DynamicsFn = Callable[[jax.Array, jax.Array], LogDensitiesFn]
+
+
+class Target(Protocol):
+    """The functions that chains call."""
+
+    @property
+    def sample_fn(self) -> Callable[[jax.Array], jax.Array]:
+        """
+        An exact draw from the start, as a position ``[num_dims]`` (``[num_elements, num_dims]`` with a plate),
+        from a key.
+        """
+
+    @property
+    def log_densities_fn(self) -> LogDensitiesFn:
+        """Both ends of the path at a position; they enter the weights."""
+
+    @property
+    def dynamics_fn(self) -> DynamicsFn | None:
+        """
+        The two that a step's gradient follows instead, from the key of the chain's mini-batches and the
+        step's index; None if they are the same.
+        """
+
+
+class TargetFunctions(NamedTuple):
+    """A :class:`Target` that is made of its functions."""
+
+    sample_fn: Callable[[jax.Array], jax.Array]
+    log_densities_fn: LogDensitiesFn
+    dynamics_fn: DynamicsFn | None = None
 
 
 def tempered_gradient(
@@ -76,23 +107,3 @@ def annealed_log_weight(first: LogDensities, last: LogDensities, kinetic: jax.Ar
     # The ratio is a number of its own, not the difference of two large ones: without steps the
     # weight is exactly that of importance sampling.
     return (last.log_ratio - first.log_ratio) + ((last.log_start - first.log_start) + kinetic)
-
-
-class Target(NamedTuple):
-    """
-    What a chain needs to know of a problem.
-
-    :param sample_fn: an exact draw from the start, as a position ``[num_dims]``
-        (``[num_elements, num_dims]`` with a plate).
-    :param log_densities_fn: both ends of the path at a position; they enter the weights.
-    :param dynamics_fn: the two that a step's gradient follows instead, from the key of the chain's
-        mini-batches and the step's index; None if they are the same.
-    :param constrain_fn: the values of the model's sites at a position.
-    :param ravel_fn: the position of unconstrained values by site.
-    """
-
-    sample_fn: Callable[[jax.Array], jax.Array]
-    log_densities_fn: LogDensitiesFn
-    constrain_fn: Callable[[jax.Array], Any]
-    ravel_fn: Callable[[Any], jax.Array]
-    dynamics_fn: DynamicsFn | None = None

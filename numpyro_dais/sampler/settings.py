@@ -3,18 +3,29 @@
 
 """The settings of a chain: everything that is fixed before the run."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dais._util.checks import check_count
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.sampler.kernel import Step
 from numpyro_dais.sampler.mixture import Component, Mixture
-from numpyro_dais.sampler.schedule import interpolate, validate_betas
+from numpyro_dais.sampler.schedule import Schedule, interpolate, validate_betas
 
-__all__ = ["Settings", "interpolate_settings", "load_settings", "make_settings", "no_steps"]
+__all__ = [
+    "PartialSettings",
+    "Settings",
+    "interpolate_settings",
+    "load_settings",
+    "make_settings",
+    "no_steps",
+    "resolve_betas",
+    "resolve_num_steps",
+]
 
 
 class Settings(NamedTuple):
@@ -97,6 +108,54 @@ class Settings(NamedTuple):
             preconditioner = _by_step(preconditioner, self.num_steps, num_dims)
         previous = jnp.append(0.0, self.betas[:-1])[: self.num_steps]
         return Step(self.betas, previous, self.step_size, self.damping, preconditioner)
+
+
+class PartialSettings(NamedTuple):
+    """
+    Settings of a chain but for its step size.
+
+    :param num_steps: the number of steps.
+    :param damping: a number, or one per step.
+    :param schedule: a function of the number of steps, or the inverse temperatures themselves.
+    :param preconditioner: as in :class:`Settings`.
+    """
+
+    num_steps: int
+    damping: Any
+    schedule: Schedule | Any
+    preconditioner: Any = None
+
+    @property
+    def betas(self) -> Any:
+        """The inverse temperatures."""
+        return resolve_betas(self.schedule, self.num_steps)
+
+    def with_unit(self, unit_fn: Callable[[], np.ndarray]) -> "PartialSettings":
+        """Returns the same with a unit of positions as preconditioner, unless one is there."""
+        return self if self.preconditioner is not None else self._replace(preconditioner=unit_fn())
+
+    def at(self, step_size: Any) -> Settings:
+        """Returns complete settings, from a step size."""
+        return make_settings(self.betas, step_size, self.damping, self.preconditioner)
+
+
+def resolve_num_steps(num_steps: int | None, schedule: Any, default: int) -> int:
+    """Returns the number of steps, as given, that of the schedule, or the default."""
+    if num_steps is None:
+        return default if callable(schedule) else len(schedule)
+    check_count("num_steps", num_steps, 0)
+    return num_steps
+
+
+def resolve_betas(schedule: Any, num_steps: int) -> Any:
+    """Returns the inverse temperatures of a schedule, one for each step."""
+    betas = schedule(num_steps) if callable(schedule) else schedule
+    if len(betas) != num_steps:
+        raise ValueError(
+            f"The schedule must have one beta per step; got {len(betas)} betas for {num_steps} steps. "
+            "Leave num_steps out to take its length from the schedule."
+        )
+    return betas
 
 
 def load_settings(path: Any) -> Settings:

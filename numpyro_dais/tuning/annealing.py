@@ -23,7 +23,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from numpyro_dais.sampler.settings import Settings, make_settings
-from numpyro_dais.tuning.population import PilotPath
+from numpyro_dais.tuning.population import MeasuredPath
 
 __all__ = ["anneal", "damping_of"]
 
@@ -42,7 +42,7 @@ def damping_of(step_size: float) -> float:
     return float(np.clip(1 - 0.75 * step_size, 0.0, 0.95))
 
 
-def anneal(path: PilotPath, num_steps: int, step_size: float, damping: float) -> Settings:
+def anneal(path: MeasuredPath, num_steps: int, step_size: float, damping: float) -> Settings:
     r"""
     Returns the settings of a chain along a path.
 
@@ -87,7 +87,7 @@ def anneal(path: PilotPath, num_steps: int, step_size: float, damping: float) ->
     )
 
 
-def _betas_at(path: PilotPath, lengths: np.ndarray) -> np.ndarray:
+def _betas_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
     """Inverse temperatures at lengths of the path: smooth in their logarithms, beyond the first."""
     first = path.lengths[1]
     betas = path.betas[1] * lengths / first
@@ -107,7 +107,7 @@ def _increasing(betas: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(betas)
 
 
-def _scales_at(path: PilotPath, lengths: np.ndarray) -> np.ndarray:
+def _scales_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
     """Preconditioners at lengths of the path, between the two nearest temperatures."""
     upper = np.clip(np.searchsorted(path.lengths, lengths), 1, len(path.lengths) - 1)
     span = path.lengths[upper] - path.lengths[upper - 1]

@@ -9,21 +9,19 @@ budget, and no fit is tried that could not save more than it costs.
 """
 
 from collections.abc import Callable
-from functools import partial
 import math
 from typing import NamedTuple
-import warnings
 
 import jax
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.numpyro_internals import psis_khat
+from numpyro_dais._util.concreteness import as_floats
+from numpyro_dais._util.keys import host_generator, named_key
+from numpyro_dais._util.weights import pareto_khat, relative_variance
 from numpyro_dais.model.modes import find_modes
-from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.target import coordinate_order
-from numpyro_dais.sampler.mixture import BASE_SHARE, Component, FittedStart, Mixture
+from numpyro_dais.model.traced import TracedTarget
+from numpyro_dais.sampler.mixture import BASE_SHARE, Component, Mixture
 from numpyro_dais.sampler.settings import Settings, no_steps
 from numpyro_dais.tuning.goal import Goal
 from numpyro_dais.tuning.laplace import (
@@ -48,13 +46,11 @@ __all__ = [
     "Fit",
     "Quality",
     "RunFn",
-    "StartSearch",
-    "relative_variance",
-    "with_fit",
+    "find_start",
 ]
 
-# Runs particles: key, problem, settings and their number to log weights.
-RunFn = Callable[[jax.Array, Problem, Settings, int], np.ndarray]
+# Runs particles: key, target, settings and their number to log weights.
+RunFn = Callable[[jax.Array, TracedTarget, Settings, int], np.ndarray]
 
 BLOCK = 1024  # particles: numbers of blocks share a program
 SAFETY = 1.25  # of a number of particles whose variance is known from a test only
@@ -84,7 +80,7 @@ class Quality(NamedTuple):
     @property
     def score(self) -> float:
         """The variance, as it may be once the tail has shown: smaller is better."""
-        return self.variance * math.exp(8 * max(self.khat - _HEAVY_KHAT, 0.0))
+        return self.variance * float(np.exp(min(8 * max(self.khat - _HEAVY_KHAT, 0.0), 100.0)))
 
 
 class Fit(NamedTuple):
@@ -94,33 +90,23 @@ class Fit(NamedTuple):
     quality: Quality
 
 
-class StartSearch:
+def find_start(
+    rng_key: jax.Array, target: TracedTarget, goal: Goal, run_fn: RunFn
+) -> tuple[Fit | None, float]:
     """
-    Finds a start. One for each estimator, since it keeps compiled programs.
+    Returns the best start that a part of the budget could find, if any, and what it has cost.
 
+    :param rng_key: a JAX random key.
+    :param target: the target, with the start that is to be replaced.
+    :param goal: what the start is for.
     :param run_fn: runs particles.
     """
-
-    def __init__(self, run_fn: RunFn) -> None:
-        self.run_fn = run_fn
-        self.draws = jax.jit(start_draws)
-        self.density = jax.jit(log_joint_and_gradient)
-        self.curvature = jax.jit(curvature_at)
-        self.variational = jax.jit(partial(variational_fit, num_iterations=_NUM_ITERATIONS))
-
-    def find(self, rng_key: jax.Array, problem: Problem, goal: Goal) -> tuple[Fit | None, float]:
-        """
-        Returns the best start that a part of the budget could find, if any, and what it has cost.
-
-        :param rng_key: a JAX random key.
-        :param problem: the problem, with the start that is to be replaced.
-        :param goal: what the start is for.
-        """
-        order = coordinate_order(problem)
-        if 4 * len(order) > _FIT_SHARE * goal.budget:
-            return None, 0.0
-        attempt = _Attempt(self, rng_key, problem, goal, order)
-        return attempt.find(), attempt.spent
+    order = target.tracing.order
+    assert order is not None
+    if 4 * len(order) > _FIT_SHARE * goal.budget:
+        return None, 0.0
+    attempt = _Attempt(rng_key, target, goal, run_fn, order)
+    return attempt.find(), attempt.spent
 
 
 class _Attempt:
@@ -128,19 +114,20 @@ class _Attempt:
 
     def __init__(
         self,
-        programs: StartSearch,
         rng_key: jax.Array,
-        problem: Problem,
+        target: TracedTarget,
         goal: Goal,
+        run_fn: RunFn,
         order: np.ndarray,
     ) -> None:
-        self.programs = programs
-        self.problem = problem
+        self.rng_key = rng_key
+        self.target = target
         self.goal = goal
-        self.keys = iter(random.split(rng_key, 16))
-        self.spent = 0.0
+        self.run_fn = run_fn
         self.order = order
-        draws = np.asarray(programs.draws(next(self.keys), problem), np.float64)
+        self.spent = 0.0
+        self.num_fits = self.num_tests = 0
+        draws = np.asarray(start_draws(named_key(rng_key, "draws"), target), np.float64)
         self.draws = draws[np.all(np.isfinite(draws), axis=1)]
         # Of the start, where enough of it is finite.
         self.center, self.spread = np.zeros(len(self.order)), np.ones(len(self.order))
@@ -152,25 +139,28 @@ class _Attempt:
         mixture = self._laplace()
         if mixture is None:
             return None
+        mixture = mixture._replace(components=_with_prior(mixture.components))
         if mixture.num_modes > 1:  # a fit around one of them would look good, and miss the others
             fit = self._test(mixture)
             if fit.quality.khat < LARGEST_KHAT:  # else they are no modes, but places on a ridge
                 return fit
-        return self._fit_one_mode(_with_prior(jax.tree.map(lambda x: x[0], mixture.components)))
+        return self._fit_one_mode(jax.tree.map(lambda x: x[0], mixture.components))
 
     def _laplace(self) -> Mixture | None:
         """Laplace's approximation around each mode that is found."""
 
+        dtype = jnp.result_type(float)
+
         def density_fn(position: np.ndarray) -> tuple[float, np.ndarray]:
             self.spent += 1
-            value, gradient = self.programs.density(self.problem, jnp.asarray(position, float))
+            value, gradient = log_joint_and_gradient(self.target, position.astype(dtype))
             return float(value), np.asarray(gradient, np.float64)
 
         def curvature_fn(position: np.ndarray) -> np.ndarray:
             self.spent += len(position)
-            return np.asarray(self.programs.curvature(self.problem, jnp.asarray(position, float)))
+            return np.asarray(curvature_at(self.target, position.astype(dtype)))
 
-        starts = _search_starts(next(self.keys), self.draws, len(self.order))
+        starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, len(self.order))
         most = int(_SEARCH_SHARE * self.goal.budget)
         modes = find_modes(density_fn, starts, self.center, self.spread, most)
         if not len(modes.positions):
@@ -213,17 +203,27 @@ class _Attempt:
     ) -> tuple[Component, float]:
         """A fit, and its ELBO."""
         self.spent += _FIT_COST
-        component, elbos = self.programs.variational(
-            next(self.keys), self.problem, begin, self.order, rate, tilt
+        self.num_fits += 1
+        component, elbos = variational_fit(
+            named_key(self.rng_key, f"fit {self.num_fits}"),
+            self.target,
+            begin,
+            self.order,
+            rate,
+            tilt,
+            num_iterations=_NUM_ITERATIONS,
         )
+        component, elbos = jax.tree.map(np.asarray, (component, elbos))
         return component, float(np.mean(elbos[-_NUM_ITERATIONS // 5 :]))
 
     def _test(self, mixture: Mixture, num_draws: int = BLOCK) -> Fit:
         self.spent += num_draws / 2
         is_finite = len(self.draws) == NUM_START_DRAWS
         mixture = mixture._replace(base_share=BASE_SHARE if is_finite else 0.0)
-        started = with_fit(self.problem, mixture)
-        log_weights = self.programs.run_fn(next(self.keys), started, no_steps(), num_draws)
+        self.num_tests += 1
+        test_key = named_key(self.rng_key, f"test {self.num_tests}")
+        started = self.target.with_mixture(mixture)
+        log_weights = self.run_fn(test_key, started, no_steps(), num_draws)
         return Fit(mixture, _quality(log_weights))
 
     def _is_worth(self, fit: Fit) -> bool:
@@ -239,9 +239,12 @@ class _Attempt:
         A fit with a share for another: a variational fit may leave out where the density is highest, or the neck of
         a funnel, and its own draws would not show it.
         """
-        components = jax.tree.map(lambda *leaves: jnp.stack(leaves), fitted, support)
-        log_shares = jnp.log(jnp.array([1 - _SUPPORT_SHARE, _SUPPORT_SHARE]))
-        return Mixture(jnp.asarray(self.order), components, log_shares)
+        components = jax.tree.map(lambda *leaves: np.stack(leaves), fitted, support)
+        return Mixture(
+            jax.device_put(self.order),
+            components,
+            as_floats(np.log([1 - _SUPPORT_SHARE, _SUPPORT_SHARE])),
+        )
 
     def _broad(self, like: Component) -> Component:
         """A narrow Gaussian at the middle of the start; or at zero, as NumPyro's, where that is vague."""
@@ -249,48 +252,32 @@ class _Attempt:
         component = gaussian_component(
             np.where(spread < 10.0, center, 0.0), np.minimum(spread, 0.3) ** 2
         )
-        coupling = jax.tree.map(jnp.zeros_like, like.coupling)
+        coupling = None if like.coupling is None else as_floats(np.zeros(like.coupling.shape))
         return _with_prior(component._replace(coupling=coupling))
 
 
-def with_fit(problem: Problem, mixture: Mixture | None) -> Problem:
-    """
-    Returns the problem with a fitted start, if there is one.
-
-    :param problem: the problem, with the start that the fit replaces.
-    :param mixture: what was fitted.
-    """
-    if mixture is None:
-        return problem
-    return problem.replace(start=FittedStart(mixture, problem.base_start))
-
-
-def relative_variance(log_weights: np.ndarray) -> float:
-    """Returns the variance of weights whose mean is one."""
-    weights = np.exp(log_weights - np.max(log_weights))
-    return float(np.var(weights) / np.mean(weights) ** 2)
-
-
 def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.ndarray:
-    """Where searches for modes begin: in turns in the cube from -2 to 2, as NumPyro's own, and at draws of the start."""
+    """Beginnings of searches: in turns in the cube from -2 to 2, as NumPyro's own, and draws of the start."""
     num_starts = min(_NUM_STARTS, len(draws))
-    cube = random.uniform(rng_key, (_NUM_STARTS, num_dims), minval=-2.0, maxval=2.0)
-    starts = np.array(cube, np.float64)
+    starts = host_generator(rng_key).uniform(-2.0, 2.0, (_NUM_STARTS, num_dims))
     is_draw = np.arange(num_starts) % 4 != 0
     starts[:num_starts][is_draw] = draws[:num_starts][is_draw]
     return starts
 
 
 def _with_prior(component: Component) -> Component:
-    """The same Gaussian, as a product of two that are equally wide, and with a shape to be fitted."""
-    zeros = jnp.zeros((2, component.loc.size))
+    """
+    The same Gaussians, each as a product of two that are equally wide, and with a shape to be fitted: all starts
+    then share one program.
+    """
+    zeros = as_floats(np.stack([np.zeros(component.loc.shape)] * 2, axis=-2))
     component = component._replace(shape=zeros)
     if component.coupling is None:
         return component
     return component._replace(
-        log_scale=component.log_scale + 0.5 * math.log(2.0),
+        log_scale=as_floats(np.asarray(component.log_scale) + 0.5 * np.log(2.0)),
         prior_coupling=component.coupling,
-        slopes=jnp.zeros_like(component.coupling),
+        slopes=as_floats(np.zeros(component.coupling.shape)),
         gate=zeros,
     )
 
@@ -302,7 +289,5 @@ def _quality(log_weights: np.ndarray) -> Quality:
         return Quality(math.inf, math.inf)
     if np.ptp(finite) < 1e-3:
         return Quality(float(np.var(finite)), 0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        khat = float(psis_khat(np.where(np.isfinite(log_weights), log_weights, finite.min())))
+    khat = pareto_khat(np.where(np.isfinite(log_weights), log_weights, finite.min()))
     return Quality(relative_variance(log_weights), khat)

@@ -10,10 +10,12 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dais._util.concreteness import as_floats
+from numpyro_dais._util.programs import program
 from numpyro_dais.model.modes import DensityFn, Modes
-from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.target import make_target
+from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import Component, Mixture
+from numpyro_dais.sampler.path import Target
 
 __all__ = [
     "MAX_DENSE_DIMS",
@@ -36,25 +38,29 @@ _NATS_BELOW = 10.0  # a mode whose share is smaller than exp of minus this does 
 _VALLEY = 1.0  # nats
 
 
-def log_joint(problem: Problem, position: jax.Array) -> jax.Array:
-    """Returns the log joint density of the problem at a position; minus infinity where it is undefined."""
-    log_start, log_ratio = make_target(problem).log_densities_fn(position)
+def log_joint(target: Target, position: jax.Array) -> jax.Array:
+    """Returns the log joint density of a target at a position; minus infinity where it is undefined."""
+    log_start, log_ratio = target.log_densities_fn(position)
     value = log_start + log_ratio
     return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
 
-def log_joint_and_gradient(problem: Problem, position: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the log joint density of the problem at a position, and its gradient."""
-    value, gradient = jax.value_and_grad(log_joint, argnums=1)(problem, position)
+@program(is_brief=True)
+def log_joint_and_gradient(
+    target: TracedTarget, position: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the log joint density of a target at a position, and its gradient."""
+    value, gradient = jax.value_and_grad(log_joint, argnums=1)(target, position)
     return value, gradient
 
 
-def curvature_at(problem: Problem, position: jax.Array) -> jax.Array:
+@program(is_brief=True)
+def curvature_at(target: TracedTarget, position: jax.Array) -> jax.Array:
     """Returns minus the Hessian of the log joint density; its diagonal alone if it is large."""
     gradient_fn = jax.grad(log_joint, argnums=1)
 
     def column(direction: jax.Array) -> jax.Array:
-        return -jax.jvp(lambda u: gradient_fn(problem, u), (position,), (direction,))[1]
+        return -jax.jvp(lambda u: gradient_fn(target, u), (position,), (direction,))[1]
 
     identity = jnp.eye(position.size, dtype=position.dtype)
     if position.size <= MAX_DENSE_DIMS:
@@ -95,8 +101,8 @@ def laplace_mixture(
     is_kept = log_evidences > log_evidences.max() - _NATS_BELOW
     components = [entry[0] for entry, keep in zip(kept, is_kept, strict=True) if keep]
     log_shares = log_evidences[is_kept] - np.logaddexp.reduce(log_evidences[is_kept])
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *components)
-    return Mixture(jnp.asarray(order), stacked, jnp.asarray(log_shares, float)), num_hessians
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *components)
+    return Mixture(jax.device_put(order), stacked, as_floats(log_shares)), num_hessians
 
 
 def gaussian_component(loc: np.ndarray, covariance: np.ndarray) -> Component:
@@ -107,13 +113,11 @@ def gaussian_component(loc: np.ndarray, covariance: np.ndarray) -> Component:
     :param covariance: ``[num_dims, num_dims]``, or its diagonal.
     """
     if covariance.ndim == 1:
-        return Component(jnp.asarray(loc, float), jnp.asarray(np.log(covariance) / 2, float))
+        return Component(as_floats(loc), as_floats(np.log(covariance) / 2))
     lower = np.linalg.cholesky(covariance)
     scale = np.diag(lower)
     coupling = np.eye(len(loc)) - np.linalg.inv(lower / scale[:, None])
-    return Component(
-        jnp.asarray(loc, float), jnp.asarray(np.log(scale), float), jnp.asarray(coupling, float)
-    )
+    return Component(as_floats(loc), as_floats(np.log(scale)), as_floats(coupling))
 
 
 def _laplace(

@@ -9,7 +9,6 @@ size of the increment falls to a fixed share; particles are resampled and moved 
 Metropolis corrections. (Uncorrected moves inflate the population, which inflates the steps, which diverge.)
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,13 +16,15 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.target import make_target
+from numpyro_dais._util.keys import host_generator, named_key
+from numpyro_dais._util.programs import program
+from numpyro_dais._util.weights import ess, log_mean, robust_width, systematic, weight_shares
+from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.chain import move_chains
 from numpyro_dais.sampler.kernel import Step, Transition
 from numpyro_dais.sampler.path import LogDensities
 
-__all__ = ["PilotPath", "Population", "move_population", "run_pilot", "start_population"]
+__all__ = ["MeasuredPath", "Population", "measure_path", "move_population", "start_population"]
 
 MOVE = Transition(is_corrected=True, num_leapfrog=2)
 _ESS_SHARE = 0.5
@@ -42,7 +43,7 @@ class Population(NamedTuple):
     densities: LogDensities
 
 
-class PilotPath(NamedTuple):
+class MeasuredPath(NamedTuple):
     """
     What a pilot run has seen, at the start and at each of its temperatures.
 
@@ -71,46 +72,50 @@ class PilotPath(NamedTuple):
         return np.mean(np.log(np.diagonal(self.scales, axis1=1, axis2=2)), axis=-1)
 
 
-def start_population(rng_key: jax.Array, problem: Problem, num_particles: int) -> Population:
+@program("num_particles")
+def start_population(rng_key: jax.Array, target: TracedTarget, num_particles: int) -> Population:
     """Returns exact draws from the start; one that is not finite is replaced by zero."""
-    target = make_target(problem)
     positions = jax.vmap(target.sample_fn)(random.split(rng_key, num_particles))
     positions = jnp.where(jnp.isfinite(positions), positions, 0.0)
     return Population(positions, jax.vmap(target.log_densities_fn)(positions))
 
 
+@program()
 def move_population(
     rng_key: jax.Array,
-    problem: Problem,
+    target: TracedTarget,
     population: Population,
+    ancestors: jax.Array,
     beta: jax.Array,
     step_size: jax.Array,
     scale: jax.Array,
 ) -> tuple[Population, jax.Array]:
     """
-    Returns the population after one Hamiltonian move at a temperature, and its mean acceptance.
+    Returns the population resampled and moved at a temperature, and the mean acceptance of the move.
 
     :param rng_key: a JAX random key.
-    :param problem: the problem.
+    :param target: the target.
     :param population: the population.
+    :param ancestors: indices of those that go on.
     :param beta: the inverse temperature.
     :param step_size: of the leapfrog steps, in units of ``scale``.
     :param scale: the preconditioner.
     """
+    population = jax.tree.map(lambda x: x[ancestors], population)
     steps = Step(*(x[None] for x in (beta, beta, step_size, jnp.zeros_like(beta), scale)))
     positions, densities, acceptance = move_chains(
-        rng_key, *population, make_target(problem).log_densities_fn, steps, MOVE
+        rng_key, *population, target.log_densities_fn, steps, MOVE
     )
     return Population(positions, densities), jnp.mean(acceptance)
 
 
-def run_pilot(
+def measure_path(
     rng_key: jax.Array,
-    population: Population,
-    move_fn: Callable[..., tuple[Population, jax.Array]],
+    target: TracedTarget,
+    num_particles: int,
     max_gradients: int,
-    is_dense: bool,
-) -> PilotPath:
+    max_dense_dims: int,
+) -> MeasuredPath:
     """
     Returns what a population sees on its way from the start to the target.
 
@@ -118,14 +123,15 @@ def run_pilot(
     leap, and the path is not complete.
 
     :param rng_key: a JAX random key.
-    :param population: draws from the start.
-    :param move_fn: moves a population: key, population, beta, step size and scale to the moved one and its
-        acceptance.
+    :param target: the target.
+    :param num_particles: of the population.
     :param max_gradients: the budget.
-    :param is_dense: whether covariances are full.
+    :param max_dense_dims: up to so many dimensions covariances are full.
     """
-    rng = np.random.default_rng(np.asarray(random.key_data(rng_key)).ravel().tolist())
-    num_particles = len(population.positions)
+    rng = host_generator(rng_key)
+    move_key = named_key(rng_key, "moves")
+    population = start_population(named_key(rng_key, "start"), target, num_particles=num_particles)
+    is_dense = population.positions.shape[-1] <= max_dense_dims
     cost = num_particles * (MOVE.num_leapfrog + 0.5)
     num_gradients = num_particles * 0.5
     step_size, beta, log_evidence, is_complete = _MAX_STEP_SIZE, 0.0, 0.0, True
@@ -140,20 +146,19 @@ def run_pilot(
         is_last = num_gradients + 2 * cost > max_gradients or level == _MAX_LEVELS - 1
         increment = 1.0 - beta if is_last else _next_increment(log_ratio, 1.0 - beta)
         log_increments = increment * log_ratio
-        largest = log_increments.max()
-        weights = np.exp(log_increments - largest)
-        log_evidence += float(largest + np.log(weights.mean()))
-        ess_share = weights.sum() ** 2 / np.sum(weights**2) / num_particles
+        shares = weight_shares(log_increments, np)
+        log_evidence += float(log_mean(log_increments, np))
+        ess_share = float(ess(log_increments, np)) / num_particles
         beta = 1.0 if increment >= 1.0 - beta else beta + increment
-        ancestors = _systematic(rng, weights)
-        population = jax.tree.map(lambda x, a=ancestors: x[a], population)
-        scale = _spread(population.positions, is_dense).scale(num_particles)
-        population, acceptance = move_fn(
-            random.fold_in(rng_key, level),
+        ancestors = systematic(rng.uniform(), shares, np)
+        positions = np.asarray(population.positions)[ancestors]
+        scale = _spread(positions, is_dense).scale(num_particles)
+        population, acceptance = move_population(
+            random.fold_in(move_key, level),
+            target,
             population,
-            jnp.asarray(beta, float),
-            jnp.asarray(step_size, float),
-            jnp.asarray(scale, float),
+            ancestors,
+            *(np.asarray(x, positions.dtype) for x in (beta, step_size, scale)),
         )
         num_gradients += cost
         step_size *= float(np.exp(np.clip(2 * (float(acceptance) - _TARGET_ACCEPTANCE), -1, 0.25)))
@@ -164,7 +169,7 @@ def run_pilot(
         if beta == 1.0:
             is_complete = ess_share > 0.5 * _ESS_SHARE
             break
-    return PilotPath(
+    return MeasuredPath(
         np.array(betas),
         np.array(lengths),
         _smooth(spreads, num_particles),
@@ -178,8 +183,7 @@ def _next_increment(log_ratio: np.ndarray, most: float) -> float:
     """How far the temperature may go before the effective sample size falls to its share."""
 
     def ess_share(increment: float) -> float:
-        weights = np.exp(increment * log_ratio - np.max(increment * log_ratio))
-        return float(weights.sum() ** 2 / np.sum(weights**2) / len(weights))
+        return float(ess(increment * log_ratio, np)) / len(log_ratio)
 
     if ess_share(most) >= _ESS_SHARE:
         return most
@@ -188,13 +192,6 @@ def _next_increment(log_ratio: np.ndarray, most: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if ess_share(np.exp(middle)) >= _ESS_SHARE else (low, middle)
     return float(np.exp(low))
-
-
-def _systematic(rng: np.random.Generator, weights: np.ndarray) -> np.ndarray:
-    """Ancestors, by systematic resampling."""
-    points = (rng.uniform() + np.arange(len(weights))) / len(weights)
-    edges = np.cumsum(weights) / np.sum(weights)
-    return np.minimum(np.searchsorted(edges, points), len(weights) - 1)
 
 
 class _Spread(NamedTuple):
@@ -217,8 +214,7 @@ def _spread(population: jax.Array, is_dense: bool) -> _Spread:
     """The spread of a population, in which neither heavy tails nor a stray particle count for much."""
     positions = np.asarray(population, np.float64)
     center = np.median(positions, axis=0)
-    low, high = np.quantile(positions, [0.25, 0.75], axis=0)
-    width = (high - low) / 1.349
+    width = robust_width(positions)
     width = np.where(width > 0, width, positions.std(axis=0))
     width = np.where(width > 0, width, max(width.max(), 1e-6))
     clipped = np.clip((positions - center) / width, -4.0, 4.0)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Settings improved by gradient ascent on the bound itself: what differentiability buys."""
+"""Settings improved by gradient ascent on the bound itself: the use of a bound with a gradient."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais.estimators.runner import Runner
-from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.target import make_target
-from numpyro_dais.sampler.kernel import Transition
+from numpyro_dais._util.keys import named_key
+from numpyro_dais._util.programs import program
+from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.particles import run_particles
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.ascent import ascend
+from numpyro_dais.tuning.fitting import RunFn
 
-__all__ = ["Refiner", "check_refinable", "refine_settings"]
+__all__ = ["refine", "refine_settings"]
 
 _NUM_ITERATIONS = 100
 _NUM_PARTICLES = 8
@@ -38,61 +38,31 @@ class _Params(NamedTuple):
     scale: jax.Array  # of each coordinate, at all steps, [num_dims]
 
 
-def check_refinable(
-    name: str, transition: Transition, problem: Problem, settings: Settings
-) -> None:
+def refine(rng_key: jax.Array, target: TracedTarget, settings: Settings, run_fn: RunFn) -> Settings:
     """
-    Raises an error unless settings can be improved by gradient ascent.
+    Returns better settings, or those given if a test run says that they are not.
 
-    :param name: of the estimator.
-    :param transition: the kind of its transitions.
-    :param problem: what is integrated.
-    :param settings: the settings.
+    :param rng_key: a JAX random key.
+    :param target: the target, with the start that the settings are for.
+    :param settings: settings of at least one step.
+    :param run_fn: runs the chains that tell whether settings are better.
     """
-    if transition.is_corrected or problem.plates or not settings.num_steps:
-        raise NotImplementedError(
-            "refine=True is for chains of DAIS with at least one step and without plate=: it differentiates "
-            f"the bound of one chain; got {name} with {settings.num_steps} steps. Leave it out."
-        )
+    refined = _ascend(named_key(rng_key, "ascent"), target, settings.of_chain())
+    test_key = named_key(rng_key, "test")
+    before, after = (np.mean(run_fn(test_key, target, s, _NUM_TESTS)) for s in (settings, refined))
+    # A derivative through a gradient is worth two more of them.
+    num_chains = 3 * _NUM_ITERATIONS * _NUM_PARTICLES + 2 * _NUM_TESTS
+    known = settings.num_gradients if isinstance(settings.num_gradients, int) else 0
+    num_gradients = known + settings.num_steps * num_chains
+    if not after > before:
+        return settings._replace(num_gradients=num_gradients)
+    return refined._replace(
+        num_gradients=num_gradients, start=settings.start, num_particles=settings.num_particles
+    )
 
 
-class Refiner:
-    """
-    Improves the settings of an estimator's chains. One for each estimator, since it keeps a compiled program.
-
-    :param runner: runs the chains that tell whether settings are better.
-    """
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._jitted_ascent = jax.jit(_ascend)
-
-    def refine(self, rng_key: jax.Array, problem: Problem, settings: Settings) -> Settings:
-        """
-        Returns better settings, or those given if a test run says that they are not.
-
-        :param rng_key: a JAX random key.
-        :param problem: what is integrated, from the start that the settings are for.
-        :param settings: settings of at least one step.
-        """
-        ascent_key, test_key = random.split(rng_key)
-        refined = self._jitted_ascent(ascent_key, problem, settings.of_chain())
-        runs = [self._runner.run(test_key, problem, s, _NUM_TESTS) for s in (settings, refined)]
-        before, after = (np.mean(np.asarray(run.log_weights)) for run in runs)
-        # A derivative through a gradient is worth two more of them.
-        num_chains = 3 * _NUM_ITERATIONS * _NUM_PARTICLES + 2 * _NUM_TESTS
-        known = settings.num_gradients if isinstance(settings.num_gradients, int) else 0
-        num_gradients = known + settings.num_steps * num_chains
-        if not after > before:
-            return settings._replace(num_gradients=num_gradients)
-        return refined._replace(
-            num_gradients=num_gradients, start=settings.start, num_particles=settings.num_particles
-        )
-
-
-def _ascend(rng_key: jax.Array, problem: Problem, settings: Settings) -> Settings:
-    target = make_target(problem)
-
+@program()
+def _ascend(rng_key: jax.Array, target: TracedTarget, settings: Settings) -> Settings:
     def weights_fn(keys: jax.Array, settings: Settings) -> jax.Array:
         return run_particles(keys, target, settings, "checkpoint").log_weights
 

@@ -13,36 +13,35 @@ import math
 from typing import NamedTuple
 
 import jax
-from jax import random
 import numpy as np
 
-from numpyro_dais.model.problem import Problem
+from numpyro_dais._util.keys import named_key
+from numpyro_dais._util.weights import relative_variance
+from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.settings import Settings, no_steps
 from numpyro_dais.tuning.annealing import anneal, damping_of
-from numpyro_dais.tuning.fitting import (
-    BLOCK,
-    LARGEST_KHAT,
-    SAFETY,
-    Fit,
-    RunFn,
-    StartSearch,
-    relative_variance,
-    with_fit,
-)
+from numpyro_dais.tuning.fitting import BLOCK, LARGEST_KHAT, SAFETY, Fit, RunFn, find_start
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
-from numpyro_dais.tuning.population import PilotPath, move_population, run_pilot, start_population
+from numpyro_dais.tuning.population import MeasuredPath, measure_path
 
-__all__ = ["Tuner"]
+__all__ = ["tune_all"]
 
-_GOOD_ENOUGH = 0.03  # nats without steps, for which these would cost a pilot run first
-_MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32  # wanted, and if the budget is short
+# Nats: an error without steps which is good enough, since steps would cost a measured path first.
+_GOOD_ENOUGH = 0.03
+# Particles that are wanted with steps, and what a short budget may leave: fewer have no error bar.
+_MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32
+# More take longer to read off than to run.
 _MAX_PARTICLES = 2**18
-_PILOT_SHARE = 0.2
+# Of the budget, to measure the path; less leaves gaps that schedules fall into (a measured choice).
+_PATH_SHARE = 0.2
+# Of the runs that compare step sizes, and of the one that plans: as short as their ranking allows.
 _NUM_TRIAL_STEPS = 32
 _NUM_TRIAL_PARTICLES = 16
 _NUM_PLAN_PARTICLES = 48
+# In units of the density's width, from the longest that is stable for Gaussians down by factors of about two.
 _STEP_SIZES = (1.4, 1.1, 0.8, 0.5, 0.3, 0.15, 0.07, 0.03)
-_MAX_DENSE_PILOT_DIMS = 20
+# Above it, a population of 72 or more knows too little of a covariance.
+_MAX_DENSE_DIMS = 20
 
 
 class _Trial(NamedTuple):
@@ -82,119 +81,106 @@ class _Plan(NamedTuple):
     cost: float
 
 
-class Tuner:
+def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, run_fn: RunFn) -> Settings:
     """
-    Finds the settings of an estimator's chains. One for each estimator, since it keeps compiled programs.
+    Returns settings for a goal.
 
+    :param rng_key: a JAX random key.
+    :param target: the target, with its own start.
+    :param goal: what the settings are for.
     :param run_fn: runs particles.
     """
+    fit, spent, error = None, 0.0, math.inf
+    if goal.is_start_free:
+        fit, spent = find_start(named_key(rng_key, "fit"), target, goal, run_fn)
+    if fit is not None and goal.num_steps is None:
+        num_particles, error = _plan_particles(fit.quality.score, 0.5, goal, spent)
+        if error <= max(goal.target_error, _GOOD_ENOUGH):
+            return _without_steps(fit, num_particles, spent)
+    mixture = None
+    if fit is not None and fit.quality.khat < LARGEST_KHAT:
+        mixture = fit.mixture
+    started = target.with_mixture(mixture)
+    path = _measure(named_key(rng_key, "path"), started, goal, spent)
+    trial, trial_cost = _find_step_size(named_key(rng_key, "trials"), started, path, run_fn)
+    spent += path.num_gradients + trial_cost
+    plan = _Plan(goal.num_steps or 0, goal.num_particles or DEFAULT_NUM_PARTICLES, 0.0, 0.0)
+    if goal.num_steps is None:
+        key = named_key(rng_key, "plan")
+        plan, plan_cost = _make_plan(key, started, path, trial, goal, spent, run_fn)
+        spent += plan_cost
+        if fit is not None and error < plan.error:
+            num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
+            return _without_steps(fit, num_particles, spent)
+    settings = anneal(path, plan.num_steps, trial.step_size, damping_of(trial.step_size))
+    return settings._replace(
+        start=mixture,
+        num_particles=plan.num_particles,
+        num_gradients=math.ceil(spent),
+    )
 
-    def __init__(self, run_fn: RunFn) -> None:
-        self._run_fn = run_fn
-        self._start_search = StartSearch(run_fn)
-        self._population = jax.jit(start_population, static_argnums=2)
-        self._move = jax.jit(move_population)
 
-    def tune(self, rng_key: jax.Array, problem: Problem, goal: Goal) -> Settings:
-        """
-        Returns settings for a goal.
+def _measure(rng_key: jax.Array, target: TracedTarget, goal: Goal, spent: float) -> MeasuredPath:
+    """The path as a population sees it, for a share of the budget."""
+    num_particles = int(np.clip(72 * goal.budget / 1e5, 48, 512))
+    return measure_path(
+        rng_key,
+        target,
+        num_particles,
+        int(max(_PATH_SHARE * goal.budget, 0.5 * (goal.budget - spent))),
+        max_dense_dims=min(_MAX_DENSE_DIMS, num_particles // 8),
+    )
 
-        :param rng_key: a JAX random key.
-        :param problem: what is to be integrated, from its own start.
-        :param goal: what the settings are for.
-        """
-        fit_key, pilot_key, trial_key, plan_key = random.split(rng_key, 4)
-        fit, spent, error = None, 0.0, math.inf
-        if goal.is_start_free:
-            fit, spent = self._start_search.find(fit_key, problem, goal)
-        if fit is not None and goal.num_steps is None:
-            num_particles, error = _plan_particles(fit.quality.score, 0.5, goal, spent)
-            if error <= max(goal.target_error, _GOOD_ENOUGH):
-                return _without_steps(fit, num_particles, spent)
-        started, mixture = problem, None
-        if fit is not None and fit.quality.khat < LARGEST_KHAT:
-            started, mixture = with_fit(problem, fit.mixture), fit.mixture
-        path, cost = self._pilot(pilot_key, started, goal, spent)
-        trial, trial_cost = self._search(trial_key, started, path)
-        spent += cost + trial_cost
-        plan = _Plan(goal.num_steps or 0, goal.num_particles or DEFAULT_NUM_PARTICLES, 0.0, 0.0)
-        if goal.num_steps is None:
-            plan, plan_cost = self._plan(plan_key, started, path, trial, goal, spent)
-            spent += plan_cost
-            if fit is not None and error < plan.error:
-                num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
-                return _without_steps(fit, num_particles, spent)
-        settings = anneal(path, plan.num_steps, trial.step_size, damping_of(trial.step_size))
-        return settings._replace(
-            start=mixture,
-            num_particles=plan.num_particles,
-            num_gradients=math.ceil(spent),
-        )
 
-    def _pilot(
-        self, rng_key: jax.Array, problem: Problem, goal: Goal, spent: float
-    ) -> tuple[PilotPath, float]:
-        start_key, pilot_key = random.split(rng_key)
-        num_particles = int(np.clip(72 * goal.budget / 1e5, 48, 512))
-        population = self._population(start_key, problem, num_particles)
-        num_dims = population.positions.shape[-1]
-        path = run_pilot(
-            pilot_key,
-            population,
-            lambda key, *args: self._move(key, problem, *args),
-            int(max(_PILOT_SHARE * goal.budget, 0.5 * (goal.budget - spent))),
-            is_dense=num_dims <= min(_MAX_DENSE_PILOT_DIMS, num_particles // 8),
-        )
-        return path, path.num_gradients
+def _find_step_size(
+    rng_key: jax.Array, target: TracedTarget, path: MeasuredPath, run_fn: RunFn
+) -> tuple[_Trial, float]:
+    """The step size with the best bound in short runs with the same randomness, and what they cost."""
+    best, cost = _Trial(_STEP_SIZES[-1], np.array([-np.inf])), 0.0
+    for step_size in _STEP_SIZES:
+        settings = anneal(path, _NUM_TRIAL_STEPS, step_size, damping_of(step_size))
+        log_weights = run_fn(rng_key, target, settings, _NUM_TRIAL_PARTICLES)
+        cost += _NUM_TRIAL_PARTICLES * (_NUM_TRIAL_STEPS + 0.5)
+        trial = _Trial(step_size, log_weights)
+        if trial.bound > best.bound:
+            best = trial
+        elif np.isfinite(best.bound):
+            break
+    return best, cost
 
-    def _search(
-        self, rng_key: jax.Array, problem: Problem, path: PilotPath
-    ) -> tuple[_Trial, float]:
-        """The step size with the best bound in short runs with the same randomness."""
-        best, cost = _Trial(_STEP_SIZES[-1], np.array([-np.inf])), 0.0
-        for step_size in _STEP_SIZES:
-            settings = anneal(path, _NUM_TRIAL_STEPS, step_size, damping_of(step_size))
-            log_weights = self._run_fn(rng_key, problem, settings, _NUM_TRIAL_PARTICLES)
-            cost += _NUM_TRIAL_PARTICLES * (_NUM_TRIAL_STEPS + 0.5)
-            trial = _Trial(step_size, log_weights)
-            if trial.bound > best.bound:
-                best = trial
-            elif np.isfinite(best.bound):
-                break
-        return best, cost
 
-    def _plan(
-        self,
-        rng_key: jax.Array,
-        problem: Problem,
-        path: PilotPath,
-        trial: _Trial,
-        goal: Goal,
-        spent: float,
-    ) -> tuple[_Plan, float]:
-        """Numbers of steps and particles, from a longer trial; the variance of log weights falls as 1/K."""
-        wanted = _NUM_TRIAL_STEPS * trial.log_variance
-        affordable = 0.1 * max(goal.budget - spent, 0.0) / _NUM_PLAN_PARTICLES
-        num_steps = _power_of_two(min(max(wanted, 8.0), max(affordable, 8.0)))
-        settings = anneal(path, num_steps, trial.step_size, damping_of(trial.step_size))
-        log_weights = self._run_fn(rng_key, problem, settings, _NUM_PLAN_PARTICLES)
-        cost = _NUM_PLAN_PARTICLES * (num_steps + 0.5)
-        scale = num_steps * _Trial(trial.step_size, log_weights).log_variance
-        plans = []
-        for exponent in range(3, 15):
-            steps = 2**exponent
-            variance = math.expm1(min(scale / steps, 500.0))
-            num_particles, error = _plan_particles(variance, steps + 0.5, goal, spent + cost)
-            plans.append(_Plan(steps, num_particles, error, num_particles * (steps + 0.5)))
-        affordable_plans = [
-            plan
-            for plan in plans
-            if spent + cost + plan.cost <= goal.budget and plan.num_particles >= _FEWEST_PARTICLES
-        ] or plans[:1]
-        good = [plan for plan in affordable_plans if plan.error <= goal.target_error]
-        if good:
-            return min(good, key=lambda plan: plan.cost), cost
-        return min(affordable_plans, key=lambda plan: plan.error), cost
+def _make_plan(
+    rng_key: jax.Array,
+    target: TracedTarget,
+    path: MeasuredPath,
+    trial: _Trial,
+    goal: Goal,
+    spent: float,
+    run_fn: RunFn,
+) -> tuple[_Plan, float]:
+    """Numbers of steps and particles, from a longer trial; the variance of log weights falls as 1/K."""
+    wanted = _NUM_TRIAL_STEPS * trial.log_variance
+    affordable = 0.1 * max(goal.budget - spent, 0.0) / _NUM_PLAN_PARTICLES
+    num_steps = _power_of_two(min(max(wanted, 8.0), max(affordable, 8.0)))
+    settings = anneal(path, num_steps, trial.step_size, damping_of(trial.step_size))
+    log_weights = run_fn(rng_key, target, settings, _NUM_PLAN_PARTICLES)
+    cost = _NUM_PLAN_PARTICLES * (num_steps + 0.5)
+    scale = num_steps * _Trial(trial.step_size, log_weights).log_variance
+    plans = []
+    for exponent in range(3, 15):
+        steps = 2**exponent
+        variance = math.expm1(min(scale / steps, 500.0))
+        num_particles, error = _plan_particles(variance, steps + 0.5, goal, spent + cost)
+        plans.append(_Plan(steps, num_particles, error, num_particles * (steps + 0.5)))
+    affordable_plans = [
+        plan
+        for plan in plans
+        if spent + cost + plan.cost <= goal.budget and plan.num_particles >= _FEWEST_PARTICLES
+    ] or plans[:1]
+    good = [plan for plan in affordable_plans if plan.error <= goal.target_error]
+    if good:
+        return min(good, key=lambda plan: plan.cost), cost
+    return min(affordable_plans, key=lambda plan: plan.error), cost
 
 
 def _plan_particles(

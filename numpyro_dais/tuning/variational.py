@@ -11,7 +11,8 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais.model.problem import Problem
+from numpyro_dais._util.programs import program
+from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import Component, from_noise, to_noise
 from numpyro_dais.tuning.ascent import ascend
 from numpyro_dais.tuning.laplace import log_joint
@@ -64,16 +65,21 @@ def neck_of(component: Component) -> Tilt | None:
     if influence[axis] < _SMALL_INFLUENCE:
         return None
     side = -float(np.sign(np.sum(slopes[:, axis])))
-    near, far = (
-        float(from_noise(component, jnp.zeros_like(component.loc).at[axis].set(z * side))[axis])
-        for z in (_NECK - 1, _NECK)
-    )
-    return Tilt(axis, far, (far - near) ** -2)
+    noise = np.zeros((2, slopes.shape[0]), np.asarray(component.loc).dtype)
+    noise[:, axis] = side * (_NECK - 1), side * _NECK
+    near, far = np.asarray(_positions_of(component, noise), np.float64)[:, axis]
+    return Tilt(axis, float(far), float((far - near) ** -2))
 
 
+@program(is_brief=True)
+def _positions_of(component: Component, noise: jax.Array) -> jax.Array:
+    return jax.vmap(lambda z: from_noise(component, z))(noise)
+
+
+@program("num_iterations", is_brief=True)
 def variational_fit(
     rng_key: jax.Array,
-    problem: Problem,
+    target: TracedTarget,
     component: Component,
     order: jax.Array,
     learning_rate: jax.Array,
@@ -87,7 +93,7 @@ def variational_fit(
     the fit is exact (Roeder, Wu and Duvenaud 2017). The learning rate falls to zero as a cosine.
 
     :param rng_key: a JAX random key.
-    :param problem: the problem, whose joint density is to be fitted.
+    :param target: the target, whose joint density is to be fitted.
     :param component: where the fit begins; what is None in it stays so.
     :param order: the order of the coordinates.
     :param learning_rate: of Adam, in units of the scale at the beginning.
@@ -115,7 +121,7 @@ def variational_fit(
             back, log_det = to_noise(fixed, ordered)
             log_q = log_det - 0.5 * jnp.sum(back**2) - 0.5 * num_dims * math.log(2 * math.pi)
             position = jnp.zeros_like(ordered).at[order].set(ordered)
-            return log_joint(problem, position) + tilt.log_factor(ordered) - log_q
+            return log_joint(target, position) + tilt.log_factor(ordered) - log_q
 
         return jnp.mean(jax.vmap(elbo)(random.normal(key, (VARIATIONAL_DRAWS, num_dims))))
 

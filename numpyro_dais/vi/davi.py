@@ -16,11 +16,9 @@ import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.infer.elbo import ELBO
-from numpyro.util import find_stack_level
 
-from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.checks import check_count, user_stack_level
 from numpyro_dais._util.keys import named_key
-from numpyro_dais.estimators.arguments import resolve_betas, resolve_num_steps
 from numpyro_dais.estimators.dais import DAIS
 from numpyro_dais.model.dynamics import check_dynamics, with_data_plate
 from numpyro_dais.model.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
@@ -41,9 +39,15 @@ from numpyro_dais.sampler.particles import Run, particle_keys, run_particles
 from numpyro_dais.sampler.reversible.fixed_point import rational_damping
 from numpyro_dais.sampler.reversible.gradient import Reversible
 from numpyro_dais.sampler.schedule import Schedule, linear
-from numpyro_dais.sampler.settings import Settings, interpolate_settings, make_settings
+from numpyro_dais.sampler.settings import (
+    Settings,
+    interpolate_settings,
+    make_settings,
+    resolve_betas,
+    resolve_num_steps,
+)
 from numpyro_dais.tuning.goal import DEFAULT_DAMPING
-from numpyro_dais.vi.learned import LEARNABLE, LearnedGuide, Sampler, schedule_entropy
+from numpyro_dais.vi.learned import LEARNABLE, LearnableSettings, LearnedGuide, schedule_entropy
 
 __all__ = ["DAVI"]
 
@@ -158,14 +162,14 @@ class DAVI(ELBO):
         self.is_whitened = is_whitened
         self.memory: Memory = memory
         self._reversible = Reversible(None if "damping" in learn else ratio)
-        self.sampler = Sampler(initial, tuple(learn), max_step_size, is_mass_per_step)
+        self._learnable = LearnableSettings(initial, tuple(learn), max_step_size, is_mass_per_step)
         if self.batches is not None:
             warn_of_noise("keep the steps few, or use all the data at every step")
 
     @property
     def learn(self) -> tuple[str, ...]:
         """The names of the settings that SVI learns."""
-        return self.sampler.learn
+        return self._learnable.learn
 
     def guide(self, guide: Callable) -> LearnedGuide:
         """
@@ -173,7 +177,7 @@ class DAVI(ELBO):
 
         :param guide: an autoguide or a hand-written guide.
         """
-        return LearnedGuide(guide, self.sampler)
+        return LearnedGuide(guide, self._learnable)
 
     def learned(self, params: dict[str, Any]) -> dict[str, Any]:
         """
@@ -182,7 +186,7 @@ class DAVI(ELBO):
 
         :param params: ``svi_result.params``.
         """
-        return self.sampler.values(params)
+        return self._learnable.values(params)
 
     def settings(
         self, params: dict[str, Any], guide: Callable | None = None, num_steps: int | None = None
@@ -198,13 +202,13 @@ class DAVI(ELBO):
         scale = guide_scale(_unwrap(guide), params) if is_scaled else None
         if scale is not None and scale.ndim == 1 and "mass" in self.learn:
             scale = None
-        settings = self.sampler.settings(params, scale)
+        settings = self._learnable.settings(params, scale)
         if self.memory == "reversible" and "damping" in self.learn:
             used, _ = rational_damping(settings.damping, is_learned=True)
             settings = settings._replace(damping=used)
         if num_steps is None:
             return settings
-        is_changing = "mass" in self.learn and self.sampler.is_mass_per_step
+        is_changing = "mass" in self.learn and self._learnable.is_mass_per_step
         return interpolate_settings(settings, num_steps, is_changing)
 
     def loss_with_mutable_state(
@@ -410,7 +414,7 @@ def _warn_if_one_is_outside(stacks: dict[str, set[str]]) -> None:
             warnings.warn(
                 f"Only {outside[0]!r} is outside of plate {plate!r}, so the elements of the plate share their "
                 "weights, and the bound is looser than one for each element. Move it inside if it can be.",
-                stacklevel=find_stack_level(),
+                stacklevel=user_stack_level(),
             )
 
 

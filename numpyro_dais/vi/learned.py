@@ -19,7 +19,7 @@ from numpyro_dais.model.guide import latent_sites, pieces_of
 from numpyro_dais.model.inspection import Trace, plate_axes_of, plates_of
 from numpyro_dais.sampler.settings import Settings
 
-__all__ = ["LEARNABLE", "LearnedGuide", "Sampler", "schedule_entropy"]
+__all__ = ["LEARNABLE", "LearnableSettings", "LearnedGuide", "schedule_entropy"]
 
 Learnable = Literal["schedule", "step_size", "damping", "mass"]
 LEARNABLE: tuple[str, ...] = get_args(Learnable)
@@ -28,7 +28,7 @@ _SCHEDULE, _STEP_SIZE, _DAMPING = "davi_schedule", "davi_step_size", "davi_dampi
 _MASS = "davi_mass_"  # followed by the name of a site
 
 
-class Sampler(NamedTuple):
+class LearnableSettings(NamedTuple):
     """
     Settings of a chain, of which some are learned.
 
@@ -136,21 +136,21 @@ class LearnedGuide:
     of the guide.
 
     :param guide: the guide.
-    :param sampler: the settings.
+    :param learnable: the settings.
     """
 
-    def __init__(self, guide: Callable, sampler: Sampler) -> None:
+    def __init__(self, guide: Callable, learnable: LearnableSettings) -> None:
         self.guide = guide
-        self.sampler = sampler
+        self._learnable = learnable
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with handlers.trace() as trace:
             result = self.guide(*args, **kwargs)
-        self.sampler.declare(self.guide, trace)
+        self._learnable.declare(self.guide, trace)
         return result
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("guide", "sampler"):  # not set yet, as in a copy
+        if name in ("guide", "_learnable"):  # not set yet, as in a copy
             raise AttributeError(name)
         return getattr(self.guide, name)
 

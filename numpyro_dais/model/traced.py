@@ -1,0 +1,297 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Targets that were traced once and serve many programs, of many objects.
+
+The functions of a problem are traced into jaxprs, with all arrays, those of the arguments and those that the
+model closes over, as inputs. What a program is compiled for is then a set of jaxprs, which holds no data; the
+data are what it is called with. New data of the same shape change nothing, and neither does a new object: the
+jaxprs of a model are kept as long as the model lives.
+
+A model may read what has changed since, a global or an attribute. So each new object runs the model once,
+abstractly, and compares what it does with what it did.
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+import hashlib
+import re
+from types import MethodType
+from typing import Any, NamedTuple
+import weakref
+
+import jax
+from jax import random
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro.infer.autoguide import AutoGuide
+
+from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais.model.guide import pieces_of, seeded_trace, set_up
+from numpyro_dais.model.inspection import ModelStructure, Trace, inspect_run, without_tracers
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.target import coordinate_order, make_target
+from numpyro_dais.sampler.mixture import Mixture, started_at
+from numpyro_dais.sampler.path import (
+    DynamicsFn,
+    LogDensities,
+    LogDensitiesFn,
+    Target,
+    TargetFunctions,
+)
+
+__all__ = ["TracedTarget", "Tracing", "explained_errors", "shape_of", "trace_target"]
+
+
+class _Function(NamedTuple):
+    """A function without what it closes over; static."""
+
+    jaxpr: Jaxpr
+    out_tree: Any
+
+
+class Tracing:
+    """
+    The functions of a problem as jaxprs. Static: programs are compiled for this very object.
+
+    :param functions: by name; the first inputs of each are the leaves of the problem.
+    :param order: the coordinates of a position, as the model draws them; None with plates.
+    """
+
+    def __init__(self, functions: dict[str, _Function], order: np.ndarray | None) -> None:
+        self.functions = functions
+        self.order = order
+
+
+@jax.tree_util.register_pytree_node_class
+class TracedTarget:
+    """
+    A target as a pytree: its arrays are leaves, its functions static.
+
+    :param tracing: the functions.
+    :param leaves: those of the problem, arguments of the model among them.
+    :param constants: the arrays that each function has closed over.
+    :param mixture: a fitted start, or None for the problem's own.
+    """
+
+    def __init__(
+        self,
+        tracing: Tracing,
+        leaves: list,
+        constants: dict[str, list],
+        mixture: Mixture | None = None,
+    ) -> None:
+        self.tracing = tracing
+        self.leaves = leaves
+        self.constants = constants
+        self.mixture = mixture
+
+    @property
+    def sample_fn(self) -> Callable[[jax.Array], jax.Array]:
+        """See :class:`~numpyro_dais.sampler.path.Target`, as for the next two."""
+        return started_at(self._unstarted, self.mixture).sample_fn
+
+    @property
+    def log_densities_fn(self) -> LogDensitiesFn:
+        return started_at(self._unstarted, self.mixture).log_densities_fn
+
+    @property
+    def dynamics_fn(self) -> DynamicsFn | None:
+        return self._unstarted.dynamics_fn
+
+    @property
+    def _unstarted(self) -> TargetFunctions:
+        """The target with the problem's own start."""
+
+        def dynamics_fn(batch_key: jax.Array, index: jax.Array) -> LogDensitiesFn:
+            return partial(self.call, "dynamics", batch_key, jnp.asarray(index))
+
+        return TargetFunctions(
+            partial(self.call, "sample"),
+            partial(self.call, "log_densities"),
+            dynamics_fn if "dynamics" in self.tracing.functions else None,
+        )
+
+    def call(self, name: str, *inputs: Any) -> Any:
+        """Returns the value of a function of the problem."""
+        function = self.tracing.functions[name]
+        closed = ClosedJaxpr(function.jaxpr, self.constants[name])
+        leaves = jax.tree.leaves((self.leaves, inputs))
+        return jax.tree.unflatten(function.out_tree, jaxpr_as_fun(closed)(*leaves))
+
+    def with_mixture(self, mixture: Mixture | None) -> "TracedTarget":
+        """Returns the target with chains that start at a mixture; at the problem's own start if None."""
+        return TracedTarget(self.tracing, self.leaves, self.constants, mixture)
+
+    def tree_flatten(self) -> tuple[tuple, Tracing]:
+        return (self.leaves, self.constants, self.mixture), self.tracing
+
+    @classmethod
+    def tree_unflatten(cls, tracing: Tracing, children: Any) -> "TracedTarget":
+        return cls(tracing, *children)
+
+
+class _Entry(NamedTuple):
+    """The tracing of a model, and what the model was seen to do then."""
+
+    fingerprint: Any
+    tracing: Tracing
+    constants: dict[str, list]
+
+
+_entries: dict[Any, _Entry] = {}
+
+
+def trace_target(problem: Problem, rng_key: jax.Array) -> TracedTarget:
+    """
+    Returns the target of a problem, or raises an error that says why there is none.
+
+    :param problem: a model or potential function, its arguments and the start; values may be traced.
+    :param rng_key: a key of the kind that draws are made with.
+    """
+    leaves = jax.tree.leaves(problem)
+    with explained_errors():
+        structure, fingerprint = _look(problem)
+        key = _cache_key(problem, rng_key)
+        entry = _entries.get(key) if key is not None else None
+        if entry is None or entry.fingerprint != fingerprint:
+            entry = _Entry(fingerprint, *_trace(problem, structure, rng_key))
+            if key is not None and is_concrete(entry.constants) and fingerprint is not None:
+                _entries[key] = entry
+    return TracedTarget(entry.tracing, leaves, entry.constants)
+
+
+def shape_of(tree: Any) -> Any:
+    """Returns what programs are compiled for: the structure of a tree, and the types of its leaves."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple(jax.typeof(leaf) for leaf in leaves), jnp.result_type(float)
+
+
+@contextmanager
+def explained_errors() -> Any:
+    """Says what to do where a model cannot be traced."""
+    try:
+        yield
+    except jax.errors.ConcretizationTypeError as error:
+        raise ValueError(
+            "The model's Python control flow depends on the value of a latent site or of an array "
+            "argument, which JAX cannot trace. Use `jnp.where`, `lax.cond` or "
+            "`numpyro.contrib.control_flow.cond`; pass sizes as Python ints."
+        ) from error
+
+
+def _trace(
+    problem: Problem, structure: ModelStructure | None, rng_key: jax.Array
+) -> tuple[Tracing, dict[str, list]]:
+    leaves, treedef = jax.tree.flatten(problem)
+    functions: dict[str, _Function] = {}
+    constants: dict[str, list] = {}
+
+    def add(name: str, fn: Callable[..., Any], *inputs: Any) -> Any:
+        def of_leaves(leaves: list, *inputs: Any) -> Any:
+            return fn(make_target(jax.tree.unflatten(treedef, leaves), structure), *inputs)
+
+        closed, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(leaves, *inputs)
+        functions[name] = _Function(closed.jaxpr, jax.tree.structure(shapes))
+        constants[name] = closed.consts
+        return shapes
+
+    key = jax.ShapeDtypeStruct((), rng_key.dtype)
+    position = add("sample", lambda target, key: target.sample_fn(key), key)
+    add("log_densities", lambda target, u: target.log_densities_fn(u), position)
+    has_batches = problem.data_plate is not None and problem.data_plate.batches is not None
+    if problem.surrogate is not None or has_batches:
+        index = jax.ShapeDtypeStruct((), jnp.result_type(int))
+        add("dynamics", _follow, key, index, position)
+    order = None if problem.plates else np.arange(position.shape[-1])
+    if structure is not None and order is not None:
+        order = coordinate_order(structure)
+    return Tracing(functions, order), constants
+
+
+def _follow(
+    target: Target, batch_key: jax.Array, index: jax.Array, position: jax.Array
+) -> LogDensities:
+    assert target.dynamics_fn is not None
+    return target.dynamics_fn(batch_key, index)(position)
+
+
+def _look(problem: Problem) -> tuple[ModelStructure | None, Any]:
+    """The structure of a model, and what one run of it and of its guide does; traced, not computed."""
+    leaves, treedef = jax.tree.flatten(problem)
+    structure: Any = None
+    # Autoguides do what their parameters say, and keep what they see, so they must not see tracers.
+    pieces = [] if problem.guide is None else pieces_of(problem.guide)
+    for piece in pieces:
+        if isinstance(piece, AutoGuide):
+            set_up(piece, problem)
+
+    def look(leaves: list) -> Any:
+        nonlocal structure
+        seen = jax.tree.unflatten(treedef, leaves)
+        if seen.potential_fn is not None:
+            target = make_target(seen)
+            position = target.sample_fn(random.key(0))
+            return {}, target.log_densities_fn(position)
+        structure, trace = inspect_run(seen)
+        written = [piece for piece in pieces if not isinstance(piece, AutoGuide)]
+        traces = [trace, *(seeded_trace(piece, seen) for piece in written)]
+        return structure.prototype, [_sites(trace) for trace in traces]
+
+    closed, (shapes, _) = jax.make_jaxpr(look, return_shape=True)(leaves)
+    if structure is not None:
+        structure = without_tracers(structure, shapes)
+    if not is_concrete(closed.consts):
+        return structure, None
+    digests = [_digest(const) for const in closed.consts]
+    # Functions inside of a jaxpr are printed with their addresses.
+    return structure, (re.sub("0x[0-9a-f]+", "", str(closed.jaxpr)), digests)
+
+
+def _sites(trace: Trace) -> dict[str, Any]:
+    """Numbers of all sites, and the log densities of those that are random."""
+    numbers = {}
+    for name, site in trace.items():
+        values = [site["value"]]
+        if site["type"] == "sample":
+            values += [site["scale"], site["fn"].log_prob(site["value"])]
+        leaves = jax.tree.leaves(values)
+        numbers[name] = [x for x in leaves if isinstance(x, (jax.Array, np.ndarray, float, int))]
+    return numbers
+
+
+def _digest(array: Any) -> Any:
+    if jnp.issubdtype(jax.typeof(array).dtype, jax.dtypes.prng_key):
+        array = random.key_data(array)
+    values = np.ascontiguousarray(array)
+    return values.shape, str(values.dtype), hashlib.blake2b(values.tobytes()).digest()
+
+
+def _cache_key(problem: Problem, rng_key: jax.Array) -> Any:
+    """A key that does not keep model and guide alive; None if there is none."""
+    children, static = problem.tree_flatten()
+    callables = static.model, static.potential_fn, static.guide
+    try:
+        refs = tuple(_weak(fn) for fn in callables)
+        rest = static._replace(model=None, potential_fn=None, guide=None)
+        key = refs, rest, shape_of(children), rng_key.dtype
+        hash(key)
+    except TypeError:  # not hashable, or not to be referred to weakly
+        return None
+    return key
+
+
+def _weak(fn: Any) -> Any:
+    if fn is None:
+        return None
+    kind = weakref.WeakMethod if isinstance(fn, MethodType) else weakref.ref
+    return kind(fn, _forget)
+
+
+def _forget(dead: Any) -> None:
+    for key in [key for key in _entries if any(ref is dead for ref in key[0])]:
+        del _entries[key]
