@@ -53,7 +53,7 @@ class Preparation:
         if _has_nan(problem):  # a fault or not, as the data are
             _check(problem)
         known = self._targets(problem, rng_key)
-        return TracedTarget(known.tracing, jax.tree.leaves(problem), known.constants)
+        return known.with_leaves(jax.tree.leaves(problem))
 
     def with_minibatch(self, rng_key: jax.Array, problem: Problem) -> Problem:
         """
@@ -126,8 +126,7 @@ class _OncePerShape(Generic[T]):
 
 def _trace_without_leaves(problem: Problem, rng_key: jax.Array) -> TracedTarget:
     """A target that keeps no data of the problem alive."""
-    target = trace_target(problem, rng_key)
-    return TracedTarget(target.tracing, [], target.constants)
+    return trace_target(problem, rng_key).with_leaves([])
 
 
 def _check(problem: Problem) -> None:

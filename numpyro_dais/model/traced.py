@@ -7,7 +7,7 @@ Targets that were traced once and serve many programs, of many objects.
 The functions of a problem are traced into jaxprs, with all arrays, those of the arguments and those that the
 model closes over, as inputs. What a program is compiled for is then a set of jaxprs, which holds no data; the
 data are what it is called with. New data of the same shape change nothing, and neither does a new object: the
-jaxprs of a model are kept as long as the model lives.
+jaxprs of a model are kept, with the arrays that it closes over, as long as the model lives.
 
 A model may read what has changed since, a global or an attribute. So each new object runs the model once,
 abstractly, and compares what it does with what it did.
@@ -44,7 +44,15 @@ from numpyro_dais.sampler.path import (
     TargetFunctions,
 )
 
-__all__ = ["TracedTarget", "Tracing", "explained_errors", "shape_of", "trace_target"]
+__all__ = [
+    "TracedFunction",
+    "TracedTarget",
+    "Tracing",
+    "explained_errors",
+    "shape_of",
+    "trace_function",
+    "trace_target",
+]
 
 
 class _Function(NamedTuple):
@@ -53,18 +61,34 @@ class _Function(NamedTuple):
     jaxpr: Jaxpr
     out_tree: Any
 
+    def call(self, constants: list, *inputs: Any) -> Any:
+        """Returns the value of the function."""
+        outputs = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, constants))(*jax.tree.leaves(inputs))
+        return jax.tree.unflatten(self.out_tree, outputs)
+
 
 class Tracing:
     """
     The functions of a problem as jaxprs. Static: programs are compiled for this very object.
 
-    :param functions: by name; the first inputs of each are the leaves of the problem.
-    :param order: the coordinates of a position, as the model draws them; None with plates.
+    :param functions: those that chains call, by name; the first inputs of each are the leaves of the problem.
+    :param structure: of the model; None if there is none.
+    :param num_dims: the dimension of a position.
     """
 
-    def __init__(self, functions: dict[str, _Function], order: np.ndarray | None) -> None:
+    def __init__(
+        self, functions: dict[str, _Function], structure: ModelStructure | None, num_dims: int
+    ) -> None:
         self.functions = functions
-        self.order = order
+        self.structure = structure
+        self.num_dims = num_dims
+
+    @property
+    def order(self) -> np.ndarray:
+        """The coordinates of a position in the order in which the model draws them."""
+        if self.structure is None:
+            return np.arange(self.num_dims)
+        return coordinate_order(self.structure)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -76,6 +100,7 @@ class TracedTarget:
     :param leaves: those of the problem, arguments of the model among them.
     :param constants: the arrays that each function has closed over.
     :param mixture: a fitted start, or None for the problem's own.
+    :param others: whatever else was traced of the problem, see :func:`trace_function`; not a part of the pytree.
     """
 
     def __init__(
@@ -84,11 +109,13 @@ class TracedTarget:
         leaves: list,
         constants: dict[str, list],
         mixture: Mixture | None = None,
+        others: dict[Any, tuple[_Function, list]] | None = None,
     ) -> None:
         self.tracing = tracing
         self.leaves = leaves
         self.constants = constants
         self.mixture = mixture
+        self.others = {} if others is None else others
 
     @property
     def sample_fn(self) -> Callable[[jax.Array], jax.Array]:
@@ -119,13 +146,15 @@ class TracedTarget:
     def call(self, name: str, *inputs: Any) -> Any:
         """Returns the value of a function of the problem."""
         function = self.tracing.functions[name]
-        closed = ClosedJaxpr(function.jaxpr, self.constants[name])
-        leaves = jax.tree.leaves((self.leaves, inputs))
-        return jax.tree.unflatten(function.out_tree, jaxpr_as_fun(closed)(*leaves))
+        return function.call(self.constants[name], self.leaves, *inputs)
+
+    def with_leaves(self, leaves: list) -> "TracedTarget":
+        """Returns the target of a problem with other arrays of the same shapes."""
+        return TracedTarget(self.tracing, leaves, self.constants, self.mixture, self.others)
 
     def with_mixture(self, mixture: Mixture | None) -> "TracedTarget":
         """Returns the target with chains that start at a mixture; at the problem's own start if None."""
-        return TracedTarget(self.tracing, self.leaves, self.constants, mixture)
+        return TracedTarget(self.tracing, self.leaves, self.constants, mixture, self.others)
 
     def tree_flatten(self) -> tuple[tuple, Tracing]:
         return (self.leaves, self.constants, self.mixture), self.tracing
@@ -135,12 +164,37 @@ class TracedTarget:
         return cls(tracing, *children)
 
 
+@jax.tree_util.register_pytree_node_class
+class TracedFunction:
+    """
+    A function of a problem as a pytree, like :class:`TracedTarget`.
+
+    :param function: the function; static.
+    :param leaves: those of the problem.
+    :param constants: the arrays that it has closed over.
+    """
+
+    def __init__(self, function: _Function, leaves: list, constants: list) -> None:
+        self.function = function
+        self.leaves = leaves
+        self.constants = constants
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.function.call(self.constants, self.leaves, *inputs)
+
+    def tree_flatten(self) -> tuple[tuple, _Function]:
+        return (self.leaves, self.constants), self.function
+
+    @classmethod
+    def tree_unflatten(cls, function: _Function, children: Any) -> "TracedFunction":
+        return cls(function, *children)
+
+
 class _Entry(NamedTuple):
-    """The tracing of a model, and what the model was seen to do then."""
+    """A target without leaves, and what the model was seen to do when it was traced."""
 
     fingerprint: Any
-    tracing: Tracing
-    constants: dict[str, list]
+    target: TracedTarget
 
 
 _entries: dict[Any, _Entry] = {}
@@ -159,10 +213,33 @@ def trace_target(problem: Problem, rng_key: jax.Array) -> TracedTarget:
         key = _cache_key(problem, rng_key)
         entry = _entries.get(key) if key is not None else None
         if entry is None or entry.fingerprint != fingerprint:
-            entry = _Entry(fingerprint, *_trace(problem, structure, rng_key))
-            if key is not None and is_concrete(entry.constants) and fingerprint is not None:
+            entry = _Entry(fingerprint, _trace(problem, structure, rng_key))
+            if key is not None and fingerprint is not None:
                 _entries[key] = entry
-    return TracedTarget(entry.tracing, leaves, entry.constants)
+    return entry.target.with_leaves(leaves)
+
+
+def trace_function(
+    target: TracedTarget, problem: Problem, name: str, fn: Callable[..., Any], *inputs: Any
+) -> TracedFunction:
+    """
+    Returns another function of a problem, traced once for all objects that share its target.
+
+    :param target: of the problem.
+    :param problem: the problem.
+    :param name: of the function; with the shapes of its inputs it says which one it is.
+    :param fn: the function, of a problem and inputs.
+    :param inputs: examples of its inputs.
+    """
+    key, known = (name, shape_of(inputs)), target.others
+    if key in known:
+        function, constants = known[key]
+    else:
+        with explained_errors():
+            function, constants, _ = _trace_one(problem, fn, *inputs)
+        if is_concrete(constants):
+            known[key] = function, constants
+    return TracedFunction(function, jax.tree.leaves(problem), constants)
 
 
 def shape_of(tree: Any) -> Any:
@@ -184,20 +261,15 @@ def explained_errors() -> Any:
         ) from error
 
 
-def _trace(
-    problem: Problem, structure: ModelStructure | None, rng_key: jax.Array
-) -> tuple[Tracing, dict[str, list]]:
-    leaves, treedef = jax.tree.flatten(problem)
+def _trace(problem: Problem, structure: ModelStructure | None, rng_key: jax.Array) -> TracedTarget:
     functions: dict[str, _Function] = {}
     constants: dict[str, list] = {}
 
     def add(name: str, fn: Callable[..., Any], *inputs: Any) -> Any:
-        def of_leaves(leaves: list, *inputs: Any) -> Any:
-            return fn(make_target(jax.tree.unflatten(treedef, leaves), structure), *inputs)
+        def of_problem(problem: Problem, *inputs: Any) -> Any:
+            return fn(make_target(problem, structure), *inputs)
 
-        closed, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(leaves, *inputs)
-        functions[name] = _Function(closed.jaxpr, jax.tree.structure(shapes))
-        constants[name] = closed.consts
+        functions[name], constants[name], shapes = _trace_one(problem, of_problem, *inputs)
         return shapes
 
     key = jax.ShapeDtypeStruct((), rng_key.dtype)
@@ -207,10 +279,20 @@ def _trace(
     if problem.surrogate is not None or has_batches:
         index = jax.ShapeDtypeStruct((), jnp.result_type(int))
         add("dynamics", _follow, key, index, position)
-    order = None if problem.plates else np.arange(position.shape[-1])
-    if structure is not None and order is not None:
-        order = coordinate_order(structure)
-    return Tracing(functions, order), constants
+    return TracedTarget(Tracing(functions, structure, position.shape[-1]), [], constants)
+
+
+def _trace_one(
+    problem: Problem, fn: Callable[..., Any], *inputs: Any
+) -> tuple[_Function, list, Any]:
+    """A function of a problem and inputs, what it closes over, and the shapes of its outputs."""
+    leaves, treedef = jax.tree.flatten(problem)
+
+    def of_leaves(leaves: list, *inputs: Any) -> Any:
+        return fn(jax.tree.unflatten(treedef, leaves), *inputs)
+
+    closed, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(leaves, *inputs)
+    return _Function(closed.jaxpr, jax.tree.structure(shapes)), closed.consts, shapes
 
 
 def _follow(

@@ -102,7 +102,6 @@ def find_start(
     :param run_fn: runs particles.
     """
     order = target.tracing.order
-    assert order is not None
     if 4 * len(order) > _FIT_SHARE * goal.budget:
         return None, 0.0
     attempt = _Attempt(rng_key, target, goal, run_fn, order)
