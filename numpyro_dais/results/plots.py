@@ -144,8 +144,7 @@ def plot_evidence(evidence: Evidence) -> Any:
 
 def _draw_schedule(ax: Any, settings: Settings) -> None:
     betas = np.asarray(settings.betas)
-    steps = np.arange(1, len(betas) + 1)
-    ax.plot(steps, betas, color=_BLUE, marker=_marker(betas))
+    _draw_steps(ax, betas)
     shown = betas[np.flatnonzero(betas[1:] > _JUMP * betas[:-1]).max(initial=-1) + 1 :]
     if shown[0] < _LOG_BELOW:
         ax.set_yscale("log")
@@ -155,10 +154,8 @@ def _draw_schedule(ax: Any, settings: Settings) -> None:
 
 def _draw_step_size(ax: Any, settings: Settings) -> None:
     step_size, damping = np.asarray(settings.step_size), np.asarray(settings.damping)
-    marker = _marker(step_size)
-    steps = np.arange(1, len(step_size) + 1)
-    ax.plot(steps, step_size, color=_BLUE, marker=marker, label=r"step size $\eta$")
-    ax.plot(steps, damping, color=_ORANGE, ls="--", marker=marker, label=r"damping $\gamma$")
+    _draw_steps(ax, step_size, label=r"step size $\eta$")
+    _draw_steps(ax, damping, label=r"damping $\gamma$", color=_ORANGE, ls="--")
     ax.set_ylim(bottom=0.0, top=1.25 * max(step_size.max(), damping.max()))
     ax.legend(loc="upper right", ncols=2, fontsize="small", frameon=False)
     _style_panel(ax, "Step size and damping", "step", "")
@@ -184,14 +181,15 @@ def _draw_contributions(ax: Any, contributions: np.ndarray, title: str) -> None:
 
 
 def _draw_acceptance(ax: Any, acceptance: np.ndarray) -> None:
-    steps = np.arange(1, len(acceptance) + 1)
-    ax.plot(steps, acceptance, color=_BLUE, marker=_marker(acceptance))
+    _draw_steps(ax, acceptance)
     ax.set_ylim(0.0, 1.05)
     _style_panel(ax, "Acceptance", "step", "mean over particles")
 
 
-def _marker(values: np.ndarray) -> str | None:
-    return "." if len(values) < _MAX_DOTS else None
+def _draw_steps(ax: Any, values: np.ndarray, color: str = _BLUE, **kwargs: Any) -> None:
+    """Draws a line through one value for each step, with dots if they are few."""
+    marker = "." if len(values) < _MAX_DOTS else None
+    ax.plot(np.arange(1, len(values) + 1), values, color=color, marker=marker, **kwargs)
 
 
 def _draw_start(ax: Any, evidence: Evidence) -> None:
