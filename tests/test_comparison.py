@@ -368,7 +368,7 @@ def test_to_xarray(three):
 MISSING = {
     "to_pandas": ("pandas", Comparison.to_pandas, "Comparison.to_pandas needs pandas.*pip install"),
     "to_xarray": ("xarray", Comparison.to_xarray, "Comparison.to_xarray needs xarray.*pip install"),
-    "plot": ("matplotlib.pyplot", Comparison.plot, r"need Matplotlib.*numpyro-dais\[examples\]"),
+    "plot": ("matplotlib.pyplot", Comparison.plot, r"need Matplotlib.*\"numpyro-dais\[plots\]\""),
 }
 
 

@@ -1,10 +1,12 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is read off the log weights."""
+"""The numbers and words that are read off log weights."""
 
 import inspect
 import re
+import subprocess
+import sys
 
 import arviz as az
 import jax
@@ -137,6 +139,11 @@ def test_reading_the_numbers_compiles_nothing(caplog):
         assert not [record for record in caplog.records if "Compiling" in record.getMessage()]
         jax.jit(lambda x: x + 1)(evidence.log_weights)
     assert [record for record in caplog.records if "Compiling" in record.getMessage()]
+
+
+def test_plots_are_the_only_part_that_needs_matplotlib():
+    program = "import sys; sys.modules['matplotlib'] = None; import numpyro_dais.plots"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_print_is_for_a_person(evidence):

@@ -64,7 +64,7 @@ def test_gradient_noise_widens_the_gap():
 
 
 def simulate(regression, noise_fn, num_chains=200_000):
-    """Settings of a chain, and minus its log weights by the obvious recursion with NumPy's numbers."""
+    """Returns settings of a chain, and minus its log weights by the obvious recursion."""
     rng = np.random.default_rng(3)
     betas, eta, gamma = power(6, 2.0), 0.25, 0.6
     precision, gram, mean = regression.prior_precision, regression.gram, regression.prior_mean
@@ -277,7 +277,7 @@ PRECONDITIONERS = {
 
 @jax.jit
 def bound(rng_key, settings, X, y):
-    """Mean log weight and its error. Traced, since wide weights, and so warnings, are in order here."""
+    """Returns the mean log weight and its error; traced, since wide weights would warn here."""
     estimator = DAIS(models.regression, settings=settings, num_particles=10_000)
     evidence = estimator.log_evidence(rng_key, X, y)
     return evidence.lower_bound, evidence.lower_bound_error

@@ -4,11 +4,11 @@
 r"""
 Closed forms for Bayesian linear regression, where every DAIS update is an affine map of Gaussians.
 
-For :math:`u \sim N(m_0, \Lambda_0^{-1})` and :math:`y \sim N(X u, \sigma^2 I)` the exact evidence is
-known, and so is the *expected* bound of a chain from the prior: mean and covariance of
-:math:`(u, v)` are propagated through the steps and the bound is read off. It serves as the oracle of
-the tests and as the solid lines of the convergence study. Everything is float64, whatever precision
-JAX runs in, and for concrete values only.
+For :math:`u \sim N(m_0, \Lambda_0^{-1})` and :math:`y \sim N(X u, \sigma^2 I)` the exact evidence
+is known, and so is the *expected* bound of a chain from the prior: mean and covariance of
+:math:`(u, v)` are propagated through the steps and the bound is read off. It serves as the oracle
+of the tests and as the solid lines of the convergence study. Everything is float64, whatever
+precision JAX runs in, and for concrete values only.
 """
 
 from functools import cached_property
@@ -23,16 +23,22 @@ __all__ = ["GapAnatomy", "LinearRegression"]
 
 Array = NDArray[np.floating]
 
+# The largest element off the diagonal, relative to all, of a matrix that counts as diagonal. Round:
+# some thousand roundings of float64, and far below what would show in a gap.
+_DIAGONAL_WITHIN = 1e-12
+
 
 class GapAnatomy(NamedTuple):
     r"""
     The gap in three terms, and the lag of the chain behind the path.
 
-    The first two are the divergence of the chain's last position from the posterior, for Gaussians with
-    its moments. The third is what the momenta tell about the path: their gains of kinetic energy, less
-    the entropy that the position lost. None of them is negative, and each vanishes as the chain slows.
+    The first two are the divergence of the chain's last position from the posterior, for Gaussians
+    with its moments. The third is what the momenta tell about the path: their gains of kinetic
+    energy, less the entropy that the position lost. None of them is negative, and each vanishes as
+    the chain slows.
 
-    :param mean: half the squared distance of the last mean from the posterior mean, in posterior units.
+    :param mean: half the squared distance of the last mean from the posterior mean, in posterior
+        units.
     :param covariance: the divergence of the last covariance from that of the posterior.
     :param kinetic: the rest.
     :param lag: the distance between mean and minimum of the energy at its temperature after each
@@ -51,7 +57,7 @@ class GapAnatomy(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """Mean and covariance of the last position, kinetic energy lost, and the mean after each step."""
+    """Mean and covariance of the last position, kinetic energy lost, mean after each step."""
 
     mean: Array
     covariance: Array
@@ -152,8 +158,8 @@ class LinearRegression:
         r"""
         Returns :math:`\log p(D) - E[\log w]`, exactly.
 
-        The cost is O(dK) when prior precision, preconditioner and gradient noise are diagonal in the
-        eigenbasis of :math:`X^\top X`, O(d^3 K) otherwise, and O(d^4 K) with mini-batches.
+        The cost is O(dK) when prior precision, preconditioner and gradient noise are diagonal in
+        the eigenbasis of :math:`X^\top X`, O(d^3 K) otherwise, and O(d^4 K) with mini-batches.
 
         :param betas: inverse temperatures, ``[K]``.
         :param step_size: :math:`\eta`, a number or ``[K]``.
@@ -162,8 +168,8 @@ class LinearRegression:
             (``[K, d]`` or ``[K, d, d]``; a two-dimensional array with K = d counts as a matrix).
         :param gradient_noise: :math:`\Sigma`, the covariance of independent noise
             :math:`\xi \sim N(0, \Sigma)` added to the gradient of the log likelihood in each step.
-        :param batch_size: the number of rows B of a mini-batch, drawn without replacement anew in each
-            step, that the gradient of the log likelihood is estimated from.
+        :param batch_size: the number of rows B of a mini-batch, drawn without replacement anew in
+            each step, that the gradient of the log likelihood is estimated from.
         """
         steps = betas, step_size, damping
         return self._gap(self._follow(*steps, preconditioner, gradient_noise, batch_size))
@@ -202,12 +208,14 @@ class LinearRegression:
 
     def gradient_noise(self, batch_size: int) -> Array:
         r"""
-        Returns the covariance of the error of a mini-batch's gradient at the posterior mean, ``[d, d]``,
+        Returns the covariance of the error of a mini-batch's gradient at the posterior mean,
+        ``[d, d]``,
 
         .. math:: \frac{N^2}{B} \frac{N - B}{N - 1} C(u) ,
 
         with the population covariance C of a row's gradient: the additive noise of the paper, to be
-        passed as ``gradient_noise``. The exact noise, that of ``batch_size``, depends on u and is wider.
+        passed as ``gradient_noise``. The exact noise, that of ``batch_size``, depends on u and is
+        wider.
 
         :param batch_size: the number of rows B of a mini-batch, drawn without replacement.
         """
@@ -229,7 +237,8 @@ class LinearRegression:
     ) -> _Chain:
         if batch_size is not None and gradient_noise is not None:
             raise ValueError(
-                "batch_size brings its own gradient noise; got gradient_noise as well. Leave one out."
+                "batch_size brings its own gradient noise; got gradient_noise as well. Leave one "
+                "out."
             )
         betas = np.asarray(betas, np.float64)
         noise = _as_matrix(0.0 if gradient_noise is None else gradient_noise, self.num_dims)
@@ -242,7 +251,7 @@ class LinearRegression:
         is_split = batch is None and all(_is_diagonal_in(basis, matrix) for matrix in matrices)
 
         def blocks(matrix: Array) -> Array:
-            """[..., d, d] as [..., 1, d, d], or, in the eigenbasis, as d blocks of size one."""
+            """Returns [..., d, d] as one block, or, in the eigenbasis, as d blocks of size one."""
             if not is_split:
                 return matrix[..., None, :, :]
             rotated = basis.T @ matrix @ basis
@@ -272,14 +281,14 @@ class LinearRegression:
         return float(self._log_volume_change + spread / 2 + distance - chain.kinetic)
 
     def _distance(self, chain: _Chain) -> float:
-        """Half the squared distance of the last mean from the posterior mean, in posterior units."""
+        """Returns half the squared distance from the posterior mean, in posterior units."""
         lag = chain.mean - (self.posterior_mean - self.prior_mean)
         return lag @ self.posterior_precision @ lag / 2
 
     def _tempered(self, betas: ArrayLike) -> tuple[Array, Array, Array]:
         """
-        Precisions and means of the path, ``[K, d]``, in coordinates where all of it is independent and
-        the prior standard; and the means as they are, from the prior mean.
+        Returns precisions and means of the path, ``[K, d]``, in coordinates where all of it is
+        independent and the prior standard; and the means as they are, from the prior mean.
         """
         betas = np.asarray(betas, np.float64)[:, None]
         root = np.linalg.inv(np.linalg.cholesky(self.prior_precision))
@@ -289,19 +298,20 @@ class LinearRegression:
         return precisions, means, means @ basis.T @ root
 
     def _preconditioners(self, preconditioner: ArrayLike | None, num_steps: int) -> Array:
-        """The preconditioner as matrices, one per step, or a single one for all."""
+        """Returns the preconditioner as matrices, one per step, or a single one for all."""
         scale = np.asarray(1.0 if preconditioner is None else preconditioner, np.float64)
         is_per_step = scale.ndim == 3 or (scale.ndim == 2 and scale.shape != self.gram.shape)
         if not is_per_step:
             return _as_matrix(scale, self.num_dims)[None]
         if len(scale) != num_steps:
             raise ValueError(
-                f"A preconditioner per step needs one for each of the {num_steps} betas; got shape {scale.shape}."
+                f"A preconditioner per step needs one for each of the {num_steps} betas; got shape "
+                f"{scale.shape}."
             )
         return scale if scale.ndim == 3 else scale[:, :, None] * np.eye(self.num_dims)
 
     def _batch_scale(self, batch_size: int) -> float:
-        """What the covariance of a row's gradient is multiplied by for that of a mini-batch."""
+        """Returns the covariance of a mini-batch's gradient in units of that of a row's."""
         if not 1 <= batch_size <= self.num_data:
             raise ValueError(
                 f"batch_size must be between 1 and the {self.num_data} rows of X; got {batch_size}."
@@ -311,7 +321,7 @@ class LinearRegression:
 
     @cached_property
     def _batch_tensors(self) -> BatchTensors:
-        """Without the scale, the only part that depends on the size of a mini-batch."""
+        """The sums over rows, with a scale, the only part that depends on the batch, of zero."""
         X, residual = self._rows
         squares = (X[:, :, None] * X[:, None, :]).reshape(self.num_data, -1)
         return BatchTensors(
@@ -331,4 +341,5 @@ def _as_matrix(value: ArrayLike, num_dims: int) -> Array:
 def _is_diagonal_in(basis: Array, matrices: Array) -> bool:
     rotated = basis.T @ matrices @ basis
     off_diagonal = rotated * (1 - np.eye(len(basis)))
-    return bool(np.all(np.abs(off_diagonal) <= 1e-12 * np.max(np.abs(rotated), initial=0.0)))
+    largest = np.max(np.abs(rotated), initial=0.0)
+    return bool(np.all(np.abs(off_diagonal) <= _DIAGONAL_WITHIN * largest))

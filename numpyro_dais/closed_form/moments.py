@@ -4,9 +4,10 @@
 r"""
 Mean and covariance of a chain whose target is Gaussian, step by step.
 
-Every update of the chain is affine in :math:`(u, v)` given its noise, so that first and second moments
-close: they follow exactly, whatever the distributions are. Matrices come as blocks, ``[blocks, size,
-size]``, and vectors as ``[blocks, size, 1]``: d blocks of size one in an eigenbasis, else one of size d.
+Every update of the chain is affine in :math:`(u, v)` given its noise, so that first and second
+moments close: they follow exactly, whatever the distributions are. Matrices come as blocks,
+``[blocks, size, size]``, and vectors as ``[blocks, size, 1]``: d blocks of size one in an
+eigenbasis, else one of size d.
 
 The recursion runs in float64 whatever precision JAX runs in, and is not to be traced.
 """
@@ -22,7 +23,8 @@ __all__ = ["BatchTensors", "ChainMoments", "GaussianTarget", "Moments", "Steps",
 
 Array: TypeAlias = Any  # of JAX inside the compiled program, of NumPy outside
 
-# Steps of one call of the compiled program, which is the same for every K.
+# Steps of one call of the compiled program, which is the same for every K: the longer, the more of
+# the last call is padding; the shorter, the more calls there are. A round number.
 _CHUNK = 512
 
 
@@ -38,13 +40,13 @@ class Moments(NamedTuple):
 
 class BatchTensors(NamedTuple):
     r"""
-    Sums over rows from which the noise of a mini-batch follows at every u; see :func:`_batch_noise`.
+    Sums over rows that give the noise of a mini-batch at every u; see :func:`_batch_noise`.
 
     :param fourth: :math:`\sum_i x_i x_i x_i x_i`, ``[d^2, d^2]``.
     :param third: :math:`\sum_i r_i x_i x_i x_i`, ``[d^2, d]``, where r is the residual at u = 0.
     :param second: :math:`\sum_i r_i^2 x_i x_i`, ``[d, d]``.
     :param num_data: the number of rows N.
-    :param scale: what the population covariance of a row's gradient is multiplied by.
+    :param scale: the factor of the population covariance of a row's gradient.
     """
 
     fourth: Array
@@ -61,7 +63,7 @@ class GaussianTarget(NamedTuple):
     :param prior: :math:`\Lambda_0`.
     :param gram: :math:`G`.
     :param score: :math:`s`.
-    :param noise: covariance of what is added to the gradient of the log likelihood.
+    :param noise: covariance of the noise that is added to the gradient of the log likelihood.
     :param batch: for the noise of mini-batches, which depends on u; ``None`` for none.
     """
 
@@ -73,7 +75,14 @@ class GaussianTarget(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Settings of K steps, stacked; the leading axis of ``scale`` is of length 1 if all share it."""
+    """
+    Settings of K steps, stacked.
+
+    :param beta: inverse temperatures, ``[K]``.
+    :param step_size: step sizes, ``[K]``.
+    :param damping: damping, ``[K]``.
+    :param scale: preconditioners; its leading axis is of length 1 if all steps share one.
+    """
 
     beta: Array
     step_size: Array
@@ -83,7 +92,7 @@ class Steps(NamedTuple):
 
 class ChainMoments(NamedTuple):
     """
-    What is known of a chain after its K steps.
+    The moments of a chain after its K steps.
 
     :param moments: of (u, v) at the end.
     :param kinetic: the expected sum of the losses of kinetic energy in the leapfrog steps.
@@ -135,7 +144,7 @@ def _chunk(setting: Array, start: int) -> Array:
 def _run(
     moments: Moments, kinetic: Array, target: GaussianTarget, steps: Steps, num_steps: Array
 ) -> tuple[Moments, Array, Array]:
-    """Moments and kinetic energy lost after ``num_steps`` more steps, and the mean after each."""
+    """Returns moments and kinetic energy lost after more steps, and the mean after each."""
     path = jnp.zeros((_CHUNK, *moments.mean_u.shape))
 
     def body(index: Array, carry: tuple) -> tuple:
@@ -148,7 +157,7 @@ def _run(
 
 
 def _step(moments: Moments, target: GaussianTarget, step: Steps) -> tuple[Moments, Array]:
-    """Moments after one step, and the expected loss of kinetic energy in its leapfrog."""
+    """Returns moments after one step, and the expected loss of kinetic energy in its leapfrog."""
     before = _kinetic_energy(moments)
     drift = step.step_size / 2 * step.scale
     moments = _drift(moments, drift)
@@ -165,7 +174,7 @@ def _step(moments: Moments, target: GaussianTarget, step: Steps) -> tuple[Moment
 
 
 def _drift(moments: Moments, shift: Array) -> Moments:
-    """Moments after u += shift v."""
+    """Returns moments after u += shift v."""
     cross = _product(shift, moments.cov_uv.swapaxes(1, 2))
     half = _product(shift, moments.cov_vv)
     return moments._replace(
@@ -179,7 +188,7 @@ def _drift(moments: Moments, shift: Array) -> Moments:
 
 
 def _kick(moments: Moments, kick: Array, precision: Array, score: Array, noise: Array) -> Moments:
-    """Moments after v += kick (score - precision u + xi), where xi has covariance ``noise``."""
+    """Returns moments after v += kick (score - precision u + xi), xi with covariance ``noise``."""
     slope = -_product(kick, precision)
     cross = _product(slope, moments.cov_uv)
     half = _product(moments.cov_uu, slope.swapaxes(1, 2))
@@ -194,12 +203,12 @@ def _kick(moments: Moments, kick: Array, precision: Array, score: Array, noise: 
 
 
 def _symmetric(matrices: Array) -> Array:
-    """The same up to rounding, which, where it is not symmetric, would grow from step to step."""
+    """Returns the same up to rounding, which, if not symmetric, would grow from step to step."""
     return (matrices + matrices.swapaxes(1, 2)) / 2
 
 
 def _refresh(moments: Moments, damping: Array) -> Moments:
-    """Moments after v = damping v + sqrt(1 - damping^2) eps."""
+    """Returns moments after v = damping v + sqrt(1 - damping^2) eps."""
     identity = jnp.eye(moments.cov_vv.shape[-1])
     return moments._replace(
         mean_v=damping * moments.mean_v,
@@ -210,10 +219,11 @@ def _refresh(moments: Moments, damping: Array) -> Moments:
 
 def _batch_noise(moments: Moments, target: GaussianTarget) -> Array:
     r"""
-    The covariance of the error of a mini-batch's gradient, in expectation over u.
+    Returns the covariance of the error of a mini-batch's gradient, in expectation over u.
 
     With :math:`g_i(u) = x_i (r_i - x_i^\top u)`, it is a multiple of
-    :math:`\tfrac1N \sum_i g_i g_i^\top - \bar g \bar g^\top`, a quadratic in u: two moments are enough.
+    :math:`\tfrac1N \sum_i g_i g_i^\top - \bar g \bar g^\top`, a quadratic in u: two moments are
+    enough.
     """
     batch, size = target.batch, target.gram.shape[-1]
     assert batch is not None
@@ -228,10 +238,11 @@ def _batch_noise(moments: Moments, target: GaussianTarget) -> Array:
 
 
 def _kinetic_energy(moments: Moments) -> Array:
-    """The expectation of half the squared momentum."""
+    """Returns the expectation of half the squared momentum."""
     return (jnp.trace(moments.cov_vv, axis1=1, axis2=2).sum() + jnp.sum(moments.mean_v**2)) / 2
 
 
 def _product(left: Array, right: Array) -> Array:
+    """Returns the products of matrices, block by block."""
     # Blocks of size one are multiplied as numbers: XLA fuses a whole step of them.
     return left * right if left.shape[-1] == 1 else left @ right

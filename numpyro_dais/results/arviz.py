@@ -21,13 +21,13 @@ def to_arviz(
 ) -> Any:
     """
     Returns posterior draws as ArviZ data. The group ``posterior`` holds resampled particles as one
-    chain; its attributes hold the log evidence, its error, the bound and the weights' effective sample
-    size (ArviZ's own, computed on resampled draws, would mean nothing). The group
+    chain; its attributes hold the log evidence, its error, the bound and the weights' effective
+    sample size (ArviZ's own, computed on resampled draws, would mean nothing). The group
     ``importance`` holds the log weights of all particles and, for a plate, the evidence by element.
 
     :param evidence: a result.
-    :param rng_key: the key of the resampling.
-    :param num_samples: the number of draws.
+    :param rng_key: the key of the resampling; a fixed one if left out.
+    :param num_samples: the number of draws; as many as weights if left out.
     """
     draws = evidence.samples(rng_key, num_samples)
     posterior = {name: np.asarray(value)[None] for name, value in draws.items()}

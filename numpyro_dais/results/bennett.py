@@ -3,6 +3,7 @@
 
 """Bennett's acceptance ratio: the best combination of forward and reverse weights."""
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,16 +15,22 @@ from numpyro_dais._util.concreteness import is_concrete
 
 __all__ = ["Bennett", "bennett"]
 
+# Halvings of a bracket that may be some hundred nats wide: 60 leave less than float64 resolves, and
+# take no time. A round number.
 _NUM_BISECTIONS = 60
+
+# Nats between the outermost weights and the ends of the bracket. Without zero weights any number
+# above 0 would do; with 10 the solution is inside if one forward weight in exp(10) is above zero.
+_MARGIN = 10.0
 
 
 class Bennett(NamedTuple):
     """
-    A combined estimate.
+    The estimate from both directions.
 
     :param log_evidence: the estimate of the log evidence.
     :param standard_error: its standard error.
-    :param overlap: the sum of the forward terms: how many particles the two directions share.
+    :param overlap: the sum of the forward terms, a number of particles that both directions share.
     """
 
     log_evidence: jax.Array
@@ -42,12 +49,13 @@ def bennett(
         \sum_{i=1}^{n} \sigma(\log w_i - c + \log \tfrac{m}{n})
         = \sum_{j=1}^{m} \sigma(c - \log w'_j - \log \tfrac{m}{n}),
 
-    where :math:`w` are forward and :math:`w'` reverse weights (Bennett 1976; Meng and Wong 1996): the
-    estimate of smallest asymptotic variance among all bridges between the two directions.
+    where :math:`w` are forward and :math:`w'` reverse weights (Bennett 1976; Meng and Wong 1996):
+    the estimate of smallest asymptotic variance among all bridges between the two directions.
 
     :param log_weights: forward, ``[n, ...]``.
     :param reverse_log_weights: reverse, ``[m, ...]``.
-    :param num_effective: how many independent draws the reverse ones are worth, if not ``m``.
+    :param num_effective: the number of independent draws that the reverse ones are worth; ``m`` if
+        left out.
     """
     # NumPy spares compiling a loop over a few numbers.
     xp: Any = np if is_concrete((log_weights, reverse_log_weights)) else jnp
@@ -69,8 +77,8 @@ def bennett(
     both = xp.concatenate([log_weights, reverse_log_weights])
     finite = xp.isfinite(both)
     bracket = (
-        xp.min(xp.where(finite, both, np.inf), axis=0) - 10.0,
-        xp.max(xp.where(finite, both, -np.inf), axis=0) + 10.0,
+        xp.min(xp.where(finite, both, np.inf), axis=0) - _MARGIN,
+        xp.max(xp.where(finite, both, -np.inf), axis=0) + _MARGIN,
     )
     if xp is np:
         for i in range(_NUM_BISECTIONS):
@@ -80,14 +88,16 @@ def bennett(
     center = (bracket[0] + bracket[1]) / 2
     forward, reverse = shares(center)
     num_effective = num_reverse if num_effective is None else num_effective
-    variance = _relative_variance(forward, xp) / num_forward
-    variance = variance + _relative_variance(reverse, xp) / num_effective
+    variance = _mean_variance(forward, num_forward, xp) + _mean_variance(reverse, num_effective, xp)
     numbers = center, xp.sqrt(variance), xp.sum(forward, axis=0)
     return Bennett(*map(jnp.asarray, numbers))
 
 
-def _relative_variance(values: Any, xp: Any) -> Any:
-    """Infinite if all values have underflowed to zero: the two directions do not meet."""
+def _mean_variance(values: Any, num_effective: Any, xp: ModuleType) -> Any:
+    """
+    Returns the variance of a mean in units of its square; infinite if all values have underflowed
+    to zero, so that the two directions do not meet.
+    """
     mean = xp.mean(values, axis=0)
     ratio = xp.std(values, axis=0, ddof=1) / xp.where(mean > 0, mean, 1.0)
-    return xp.where(mean > 0, ratio**2, xp.inf)
+    return xp.where(mean > 0, ratio**2, xp.inf) / num_effective

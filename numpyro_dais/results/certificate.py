@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Bounds on simulated data."""
+"""The bounds that an estimator has on data simulated from the model, as one result."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ __all__ = ["Certificate"]
 
 class Certificate(NamedTuple):
     """
-    Mean bounds over simulated data sets; with a plate, per element on average.
+    Mean bounds over simulated data sets, as :meth:`DAIS.certify` returns them; with a plate, per
+    element on average.
 
     :param lower_bound: the mean log weight of forward chains, averaged over data sets.
     :param lower_bound_error: its standard error over data sets, paired with the upper bound's.

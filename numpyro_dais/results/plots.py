@@ -8,27 +8,52 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_dais.results.comparison import Comparison, _share, check_evidences
-from numpyro_dais.results.evidence import Evidence, _with_error
+from numpyro_dais.results.comparison import Comparison, check_evidences
+from numpyro_dais.results.evidence import Evidence
 from numpyro_dais.results.gap import gap_contributions
+from numpyro_dais.results.libraries import import_optional
+from numpyro_dais.results.report import share, weight_unit, with_error
 from numpyro_dais.sampler.settings import Settings
 
 __all__ = ["plot_comparison", "plot_evidence", "plot_sandwich"]
 
+# Two colours that the colour-blind can tell apart (Okabe and Ito 2008), and one for text. Sizes and
+# positions on the page, wherever they are in this file, were set by eye.
 _BLUE, _ORANGE, _DARK = "#0072b2", "#d55e00", "#222222"
+
+# Bars that show steps: more show more, and are noisier. A round number.
 _NUM_BARS = 20
-_JUMP = 1e3  # what comes before a rise by this factor is as good as zero
-_LOG_BELOW = 1e-2  # a first inverse temperature, from which on its axis is logarithmic
+
+# The number of steps from which on they have no dots, which would run together. A round number.
+_MAX_DOTS = 20
+
+# The part of a schedule before a rise by this factor is as good as zero, and is not shown. A round
+# number: smooth schedules rise by less from one step to the next.
+_JUMP = 1e3
+
+# The first inverse temperature, shown, below which its axis is logarithmic. A round number.
+_LOG_BELOW = 1e-2
+
+# The number of bins of a histogram: the square root of that of the weights, by custom, within
+# bounds where it still reads well, set by eye.
+_FEWEST_BINS, _MOST_BINS = 8, 50
+
+# A histogram shows 1.8 times the range of the upper 85 % of the weights: with more of it, the stray
+# draws of a defensive start would squeeze the rest. Set by eye.
+_LOW_QUANTILE, _STRETCH = 0.15, 1.8
+
+# The relative range of log weights below which they are drawn as equal: a few float32 roundings.
+_EQUAL_WITHIN = 1e-6
 
 
 def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     """
-    Returns Matplotlib axes with the log evidence of each model ± 2 standard errors, the best on top, and
-    the models' probabilities beside them.
+    Returns Matplotlib axes with the log evidence of each model ± 2 standard errors, the best on
+    top, and the models' probabilities beside them.
 
     An open dot has an unknown error; a model of evidence zero has no dot.
 
-    :param comparison: the result of :func:`~numpyro_dais.results.comparison.compare`.
+    :param comparison: the result of :func:`~numpyro_dais.estimators.compare.compare`.
     :param ax: the axes to draw on; new ones if left out.
     """
     ax = _axes(ax, len(comparison.names))
@@ -39,7 +64,7 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
         else:
             _beside(ax, 0.02, row, r"$\log p(D) = -\infty$", ha="left")
         low, high = comparison.probability_interval[row]
-        text = f"{_share(comparison.probability[row])}  ({_share(low)} to {_share(high)})"
+        text = f"{share(comparison.probability[row])}  ({share(low)} to {share(high)})"
         mark = " *" if name in comparison.warnings else ""
         _beside(ax, 1.02, row, text + mark, ha="left")
     _beside(ax, 1.02, -0.7, "probability (95 %)", ha="left", fontweight="bold")
@@ -81,12 +106,13 @@ def plot_sandwich(evidences: dict[str, Evidence], ax: Any = None) -> Any:
 
 def plot_evidence(evidence: Evidence) -> Any:
     """
-    Returns a Matplotlib figure of one run: the inverse temperature, step size and damping of each step, what each
-    step adds to the gap (or, of corrected chains, its acceptance), and a histogram of the log weights with the
-    log evidence. Warnings are written below.
+    Returns a Matplotlib figure of one run: the inverse temperature, step size and damping of each
+    step, what each step adds to the gap (or, of corrected chains, its acceptance), and a histogram
+    of the log weights with the log evidence. Warnings are written below.
 
-    The contributions are those of a few particles that run again; see :mod:`numpyro_dais.sampler.contributions`. Without
-    steps there are the histogram and what the start is.
+    The contributions are those of a few particles that run again; see
+    :func:`~numpyro_dais.results.gap.gap_contributions`. Without steps there are the histogram and a
+    description of the start.
 
     :param evidence: the result of an estimator, without a plate.
     """
@@ -108,7 +134,7 @@ def plot_evidence(evidence: Evidence) -> Any:
         figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
         _draw_start(axes[0], evidence)
         _draw_weights(axes[1], evidence)
-    value = _with_error(evidence.log_evidence, evidence.standard_error)
+    value = with_error(evidence.log_evidence, evidence.standard_error)
     figure.suptitle(f"{evidence.method}: log evidence {value}", fontweight="bold")
     if evidence.warnings:
         lines = [textwrap.fill(f"Warning: {fault}", 125) for fault in evidence.warnings]
@@ -118,8 +144,7 @@ def plot_evidence(evidence: Evidence) -> Any:
 
 def _draw_schedule(ax: Any, settings: Settings) -> None:
     betas = np.asarray(settings.betas)
-    steps = np.arange(1, len(betas) + 1)
-    ax.plot(steps, betas, color=_BLUE, marker="." if len(betas) < 20 else None)
+    _draw_steps(ax, betas)
     shown = betas[np.flatnonzero(betas[1:] > _JUMP * betas[:-1]).max(initial=-1) + 1 :]
     if shown[0] < _LOG_BELOW:
         ax.set_yscale("log")
@@ -129,10 +154,8 @@ def _draw_schedule(ax: Any, settings: Settings) -> None:
 
 def _draw_step_size(ax: Any, settings: Settings) -> None:
     step_size, damping = np.asarray(settings.step_size), np.asarray(settings.damping)
-    marker = "." if len(step_size) < 20 else None
-    steps = np.arange(1, len(step_size) + 1)
-    ax.plot(steps, step_size, color=_BLUE, marker=marker, label=r"step size $\eta$")
-    ax.plot(steps, damping, color=_ORANGE, ls="--", marker=marker, label=r"damping $\gamma$")
+    _draw_steps(ax, step_size, label=r"step size $\eta$")
+    _draw_steps(ax, damping, label=r"damping $\gamma$", color=_ORANGE, ls="--")
     ax.set_ylim(bottom=0.0, top=1.25 * max(step_size.max(), damping.max()))
     ax.legend(loc="upper right", ncols=2, fontsize="small", frameon=False)
     _style_panel(ax, "Step size and damping", "step", "")
@@ -158,10 +181,15 @@ def _draw_contributions(ax: Any, contributions: np.ndarray, title: str) -> None:
 
 
 def _draw_acceptance(ax: Any, acceptance: np.ndarray) -> None:
-    marker = "." if len(acceptance) < 20 else None
-    ax.plot(np.arange(1, len(acceptance) + 1), acceptance, color=_BLUE, marker=marker)
+    _draw_steps(ax, acceptance)
     ax.set_ylim(0.0, 1.05)
     _style_panel(ax, "Acceptance", "step", "mean over particles")
+
+
+def _draw_steps(ax: Any, values: np.ndarray, color: str = _BLUE, **kwargs: Any) -> None:
+    """Draws a line through one value for each step, with dots if they are few."""
+    marker = "." if len(values) < _MAX_DOTS else None
+    ax.plot(np.arange(1, len(values) + 1), values, color=color, marker=marker, **kwargs)
 
 
 def _draw_start(ax: Any, evidence: Evidence) -> None:
@@ -182,7 +210,7 @@ def _draw_weights(ax: Any, evidence: Evidence) -> None:
     log_weights = np.asarray(evidence.log_weights, np.float64)
     finite = log_weights[np.isfinite(log_weights)]
     if len(finite):
-        num_bins = int(np.clip(np.sqrt(len(finite)), 8, 50))
+        num_bins = int(np.clip(np.sqrt(len(finite)), _FEWEST_BINS, _MOST_BINS))
         low, high = _shown_range(finite)
         ax.hist(finite, bins=np.linspace(low, high, num_bins + 1), color=_BLUE, alpha=0.8)
         ax.axvline(float(evidence.log_evidence), color=_ORANGE, label="log evidence")
@@ -196,16 +224,19 @@ def _draw_weights(ax: Any, evidence: Evidence) -> None:
             _note(ax, 0.02, f"{num_lower} lower ones not shown", y=0.84)
     if len(finite) < len(log_weights):
         _note(ax, 0.98, f"{len(log_weights) - len(finite)} of weight zero", ha="right", y=0.84)
-    title = f"Log weights: ESS {float(evidence.ess):.0f} of {len(log_weights)} {evidence._unit}"
+    title = (
+        f"Log weights: ESS {float(evidence.ess):.0f} of {len(log_weights)} {weight_unit(evidence)}"
+    )
     _style_panel(ax, title, "nats", "")
 
 
 def _shown_range(log_weights: np.ndarray) -> tuple[float, float]:
-    """Where a histogram is drawn: without the few weights that are so low that they count for nothing."""
+    """Returns the range of a histogram: without weights so low that they count for nothing."""
     low, high = float(log_weights.min()), float(log_weights.max())
-    if high - low < 1e-6 * max(abs(high), 1.0):  # equal weights
+    if high - low < _EQUAL_WITHIN * max(abs(high), 1.0):
         return low - 0.5, high + 0.5
-    return max(low, high - 1.8 * (high - float(np.quantile(log_weights, 0.15)))), high
+    bulk = high - float(np.quantile(log_weights, _LOW_QUANTILE))
+    return max(low, high - _STRETCH * bulk), high
 
 
 def _style_panel(ax: Any, title: str, xlabel: str, ylabel: str) -> None:
@@ -218,7 +249,7 @@ def _style_panel(ax: Any, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def _note(ax: Any, x: float, text: str, y: float = 0.95, **kwargs: Any) -> None:
-    """Small text at fractions of the axes."""
+    """Writes small text at fractions of the axes."""
     ax.text(x, y, text, transform=ax.transAxes, va="top", fontsize="small", color=_DARK, **kwargs)
 
 
@@ -230,14 +261,8 @@ def _axes(ax: Any, num_rows: int) -> Any:
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError(
-            'Plots need Matplotlib, which is not installed: `pip install "numpyro-dais[examples]"`, or '
-            "`pip install matplotlib`."
-        ) from error
-    return plt
+    requirement = '"numpyro-dais[plots]"'
+    return import_optional("matplotlib.pyplot", "Plots need Matplotlib", requirement)
 
 
 def _dot(ax: Any, value: float, row: int, error: float, color: str) -> None:
@@ -255,7 +280,7 @@ def _dot(ax: Any, value: float, row: int, error: float, color: str) -> None:
 
 
 def _end(ax: Any, value: float, row: int, error: Any) -> None:
-    """One end of a sandwich: a stroke, and its error as a thin line."""
+    """Draws one end of a sandwich: a stroke, and its error as a thin line."""
     if not np.isfinite(value):
         return
     xerr = [2 * float(error)] if error is not None and np.isfinite(float(error)) else None
@@ -273,7 +298,7 @@ def _end(ax: Any, value: float, row: int, error: Any) -> None:
 
 
 def _beside(ax: Any, x: float, row: float, text: str, **kwargs: Any) -> None:
-    """Text at a fraction of the axes' width, in a row."""
+    """Writes text at a fraction of the axes' width, in a row."""
     kwargs = {"va": "center", "fontsize": "small", "color": _DARK, **kwargs}
     ax.annotate(text, (x, row), xycoords=("axes fraction", "data"), annotation_clip=False, **kwargs)
 
