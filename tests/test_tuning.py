@@ -95,7 +95,7 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
     def ridge(u):
         return float(-0.5 * u[0] ** 2), np.array([-u[0], 0.0])
 
-    ends = Modes(np.array([[0.0, 5.0], [0.0, -5.0]]), np.zeros(2), 0)
+    ends = Modes(np.array([[0.0, 5.0], [0.0, -5.0]]), np.zeros(2))
     mixture, _ = laplace_mixture(ends, ridge, lambda u: np.diag([1.0, 1.0]), np.arange(2))
     assert mixture.num_modes == 1
 

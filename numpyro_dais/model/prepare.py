@@ -40,7 +40,6 @@ class Preparation:
         self.data_plate = _OncePerShape(find_data_plate)
         self._subsampled_sizes = _OncePerShape(subsampled_sizes)
         self._check_densities = _OncePerShape(_check_densities)
-        self._jitted_fit = jax.jit(fit_quadratic)
 
     def check(self, problem: Problem) -> None:
         """
@@ -105,7 +104,7 @@ class Preparation:
 
     def _fit(self, problem: Problem) -> QuadraticSurrogate:
         self.check(problem)
-        surrogate, mode = self._jitted_fit(problem)
+        surrogate, mode = fit_quadratic(problem)
         check_mode(
             mode,
             "A quadratic surrogate needs one: reparametrise the model, start near the posterior (guide=), or "
