@@ -32,6 +32,7 @@ from numpyro_dais.estimators.runner import (
 )
 from numpyro_dais.model.dynamics import num_full_gradients
 from numpyro_dais.model.inspection import check_data
+from numpyro_dais.model.modes import check_mode
 from numpyro_dais.model.posterior import posterior_draws
 from numpyro_dais.model.prepare import Preparation
 from numpyro_dais.model.problem import Problem
@@ -45,6 +46,7 @@ from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES
 from numpyro_dais.tuning.refinement import refine
 from numpyro_dais.tuning.step_size import tune_step_size
+from numpyro_dais.tuning.surrogate_fit import fit_quadratic
 
 __all__ = ["Estimator"]
 
@@ -233,7 +235,7 @@ class Estimator:
         """
         problem = self._integrand.problem(args, kwargs)
         check_on_host("fit_surrogate", problem)
-        return self._preparation.fit_surrogate(problem)
+        return self._fit_surrogate(self._preparation.with_data_plate(random.key(0), problem, None))
 
     @property
     def _trial_config(self) -> RunConfig:
@@ -242,7 +244,30 @@ class Estimator:
 
     def _with_dynamics(self, rng_key: jax.Array, problem: Problem) -> Problem:
         """The problem with what the steps are to follow instead of the gradient on all the data."""
-        return self._preparation.with_dynamics(rng_key, problem, self._batches, self._surrogate)
+        if self._batches is None and self._surrogate is None:
+            return problem
+        problem = self._preparation.with_data_plate(rng_key, problem, self._batches)
+        surrogate = self._surrogate
+        if isinstance(surrogate, str):
+            surrogate = self._fit_surrogate(problem)
+        return problem if surrogate is None else problem.replace(surrogate=surrogate)
+
+    def _fit_surrogate(self, problem: Problem) -> QuadraticSurrogate:
+        if not is_concrete(problem):
+            raise ValueError(
+                "surrogate='quadratic' is fitted on the host, which jit, vmap and grad do not allow. Fit it on "
+                "concrete arguments, surrogate = DAIS(model).fit_surrogate(*args), and pass surrogate=surrogate."
+            )
+        # A fixed key: the surrogate depends on the data only.
+        rng_key = random.key(0)
+        target = self._preparation.target(problem, rng_key)
+        surrogate, mode = fit_quadratic(rng_key, problem, target)
+        check_mode(
+            mode,
+            "A quadratic surrogate needs one: reparametrise the model, start near the posterior (guide=), or "
+            "leave surrogate= out.",
+        )
+        return surrogate
 
     def _estimate(self, rng_key: jax.Array, problem: Problem) -> tuple[Evidence, TracedTarget]:
         tune_key, run_key = random.split(rng_key)

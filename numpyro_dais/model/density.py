@@ -22,9 +22,16 @@ from numpyro_dais._util.numpyro_internals import log_det_site, site_of_log_det, 
 from numpyro_dais.model.inspection import ModelStructure, Trace, is_imputed, plates_of, unmasked
 from numpyro_dais.model.problem import Problem
 
-__all__ = ["Layout", "ModelDensity", "make_layout", "total"]
+__all__ = ["Layout", "ModelDensity", "Position", "make_layout", "total"]
 
+# Unconstrained or constrained values by site.
 Position = dict[str, jax.Array]
+
+
+# The square root of the number of terms from which a sum is taken in two stages. Measured, 4,000
+# terms of 1.4 each, added one after another in float32, lose less than a hundredth of a nat. A
+# round number.
+_SHORT = 64
 
 
 class Layout(NamedTuple):
@@ -48,7 +55,7 @@ def make_layout(prototype: Any, plate_axes: dict[str, tuple[int, ...]] | None = 
         return Layout(lambda tree: ravel_pytree(tree)[0], ravel_pytree(prototype)[1])
 
     def rows(name: str, value: jax.Array) -> jax.Array:
-        """The value with its plates first, in their order."""
+        """Returns the value with its plates first, in their order."""
         return jnp.moveaxis(value, plate_axes[name], range(len(plate_axes[name])))
 
     names = sorted(prototype)
@@ -78,7 +85,7 @@ def total(values: jax.Array) -> jax.Array:
     """
     size = jnp.size(values)
     length = math.isqrt(size)
-    if length < 64:
+    if length < _SHORT:
         return jnp.sum(values)
     values = jnp.ravel(values)
     num_rows = size // length
@@ -154,8 +161,8 @@ class ModelDensity:
 
     def constrain(self, position: Position) -> Position:
         """
-        Returns the values of the continuous latent and of the ``deterministic`` sites, without those inside
-        the data plate, of which a run sees some elements only.
+        Returns the values of the continuous latent and of the ``deterministic`` sites, without
+        those inside the data plate, of which a run sees some elements only.
         """
         trace, data_plate = self.run(position), self.problem.data_plate
         return {
@@ -182,8 +189,8 @@ class ModelDensity:
 
     def split_likelihood(self, trace: Trace, plate: str) -> tuple[jax.Array, jax.Array]:
         """
-        Returns the log likelihood of the sites outside of a plate, and that of those inside for each of its
-        elements, given the trace at some values; the model has no discrete latents.
+        Returns the log likelihood of the sites outside of a plate, and that of those inside for
+        each of its elements, given the trace at some values; the model has no discrete latents.
         """
         outside = self._sum(
             trace, lambda name: not self._is_prior(name) and plate not in plates_of(trace[name])
@@ -260,8 +267,8 @@ class ModelDensity:
 
 def _log_prob(site: dict[str, Any], trace: Trace) -> jax.Array:
     fn, name = site["fn"], site["name"]
-    # The entries of an imputed site that are observed are masked, hence flat: give them their prior,
-    # which integrates to one and touches nothing else.
+    # The entries of an imputed site that are observed are masked, hence flat: give them their
+    # prior, which integrates to one and touches nothing else.
     if is_imputed(site_of_log_det(name), trace) or is_imputed(name, trace):
         fn = unmasked(fn)
     log_prob = fn.log_prob(site["value"])
@@ -271,7 +278,7 @@ def _log_prob(site: dict[str, Any], trace: Trace) -> jax.Array:
 
 
 class _hide_observed(numpyro.primitives.Messenger):
-    """Takes the likelihood out of a model, and leaves the Jacobians, which are `factor` sites too."""
+    """A handler that hides the likelihood, not the Jacobians, which are `factor` sites too."""
 
     def __init__(self, fn: Callable, keep: dict[str, str]) -> None:
         super().__init__(fn)

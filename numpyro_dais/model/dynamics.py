@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which likelihood counts at the ends of a chain, which one its steps follow, and what that costs."""
+"""The likelihoods at the ends of a chain and along its steps, and what they cost."""
 
 from collections.abc import Callable
 import math
@@ -11,10 +11,10 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_dais._util.keys import named_key
 from numpyro_dais.model.density import ModelDensity
 from numpyro_dais.model.problem import DataPlate, Problem
 from numpyro_dais.model.subsampling import (
-    BATCHES_KEY,
     Batches,
     LikelihoodFn,
     batch_likelihood,
@@ -34,13 +34,14 @@ __all__ = [
     "with_data_plate",
 ]
 
+# The key of a chain's mini-batches and the index of a step to the likelihood that the step follows.
 StepLikelihoodFn = Callable[[jax.Array, jax.Array], LikelihoodFn]
 
 
 def end_likelihood(problem: Problem, density: ModelDensity) -> LikelihoodFn:
     """
-    Returns the log likelihood that enters the weights: that of all the data, or, where the problem asks for
-    it, an unbiased estimate from a mini-batch that no step sees.
+    Returns the log likelihood that enters the weights: that of all the data, or, where the problem
+    asks for it, an unbiased estimate from a mini-batch that no step sees.
 
     :param problem: a problem with a model.
     :param density: of that model.
@@ -51,14 +52,14 @@ def end_likelihood(problem: Problem, density: ModelDensity) -> LikelihoodFn:
     if plate.is_end_exact:
         return full_likelihood(density, plate)
     assert problem.batch_key is not None
-    end_key, _ = random.split(problem.batch_key)
+    end_key = named_key(problem.batch_key, "end")
     return batch_likelihood(density, plate, draw_batch(end_key, plate.size, plate.batch_size))
 
 
 def step_likelihood(problem: Problem, density: ModelDensity) -> StepLikelihoodFn | None:
     """
-    Returns the log likelihood whose gradient a step follows, from the key of the chain's mini-batches and the
-    step's index; None if it is the one at the ends.
+    Returns the log likelihood whose gradient a step follows, from the key of the chain's
+    mini-batches and the step's index; None if it is the one at the ends.
 
     :param problem: a problem with a model.
     :param density: of that model.
@@ -69,10 +70,11 @@ def step_likelihood(problem: Problem, density: ModelDensity) -> StepLikelihoodFn
     if plate is None or plate.batches is None:
         return None
     assert problem.batch_key is not None
-    _, shared_key = random.split(problem.batch_key)
+    shared_key = named_key(problem.batch_key, "steps")
 
     def of_batch(batch_key: jax.Array, index: jax.Array) -> LikelihoodFn:
-        # A shared key is not mapped over the particles, so that each mini-batch is drawn and read once.
+        # A shared key is not mapped over the particles, so that each mini-batch is drawn and read
+        # once.
         key = random.fold_in(shared_key if plate.batches == "shared" else batch_key, index)
         return batch_likelihood(density, plate, draw_batch(key, plate.size, plate.batch_size))
 
@@ -122,7 +124,7 @@ def with_data_plate(
     rng_key: jax.Array, problem: Problem, plate: DataPlate | None, batches: Batches | None
 ) -> Problem:
     """
-    Returns the problem with a density of all elements of the plate, whose steps may see mini-batches.
+    Returns the problem with a density of all elements of the plate; its steps may see mini-batches.
 
     :param rng_key: the key of a run.
     :param problem: a problem with a model.
@@ -139,14 +141,15 @@ def with_data_plate(
     return problem.replace(
         data_plate=plate._replace(batches=batches),
         subsample={plate.name: jnp.arange(plate.batch_size)},
-        batch_key=None if batches is None else random.fold_in(rng_key, BATCHES_KEY),
+        batch_key=None if batches is None else named_key(rng_key, "mini-batches of a chain"),
     )
 
 
 def num_full_gradients(problem: Problem, num_gradients: int, num_chains: int) -> int:
     """
-    Returns what a run costs in gradients on all the data. Of a mini-batch they count B/N, rounded up in total,
-    of a surrogate nothing; in both cases the density at the end of each chain counts as one more.
+    Returns what a run costs in gradients on all the data. Of a mini-batch they count B/N, rounded
+    up in total, of a surrogate nothing; in both cases the density at the end of each chain counts
+    as one more.
 
     :param problem: the problem.
     :param num_gradients: the number of gradients of the run's steps.

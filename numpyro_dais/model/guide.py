@@ -4,8 +4,8 @@
 """
 A guide as the start of chains: draws, and the density at any point of the unconstrained space.
 
-A guide is taken apart into pieces with a density each: the members of an ``AutoGuideList``, or the guide
-as a whole.
+A guide is taken apart into pieces with a density each: the members of an ``AutoGuideList``, or the
+guide as a whole.
 """
 
 from collections.abc import Callable
@@ -54,6 +54,7 @@ __all__ = [
     "traced_part",
 ]
 
+# Guides that are a flow: chains run in the space of its noise.
 FLOW_GUIDES = (autoguide.AutoIAFNormal, autoguide.AutoBNAFNormal)
 _BATCHED_GUIDES = (
     autoguide.AutoBatchedMultivariateNormal,
@@ -115,7 +116,11 @@ def check_guide(guide: Any, guide_params: dict | None) -> None:
 
 
 def flow_posterior(problem: Problem) -> TransformedDistribution:
-    """Returns the flow of a fitted flow guide, over the unconstrained values as its guide packs them."""
+    """
+    Returns the flow of a fitted flow guide, over the unconstrained values as its guide packs them.
+
+    :param problem: a problem with such a guide.
+    """
     guide = set_up(problem.guide, problem)
     _require_params(guide, _param_names(guide), problem)
     return autoguide_posterior(guide, problem.guide_params)
@@ -157,8 +162,8 @@ def _piece_plates(guide: Any, problem: Problem) -> set[str] | None:
 
 def guide_scale(guide: Any, params: dict[str, Any]) -> jax.Array | None:
     """
-    Returns a square root of the covariance of a Gaussian autoguide over unconstrained values, as a chain
-    orders them: its diagonal, or a matrix. None for other guides.
+    Returns a square root of the covariance of a Gaussian autoguide over unconstrained values, as a
+    chain orders them: its diagonal, or a matrix. None for other guides.
 
     :param guide: a guide that has seen the model.
     :param params: its parameters.
@@ -230,7 +235,7 @@ def seeded_trace(guide: Callable, problem: Problem) -> Trace:
 
 
 def set_up(guide: Any, problem: Problem) -> Any:
-    """Returns an autoguide that has seen the model; one that has not learns its sites from one run."""
+    """Returns an autoguide that has seen the model; if it has not, it learns its sites here."""
     if guide.prototype_trace is None:
         # The guide keeps what it sees, so it must not see tracers.
         with jax.ensure_compile_time_eval():
@@ -252,8 +257,9 @@ def traced_part(guide: Callable, density: ModelDensity, is_auto_normal: bool = F
 
     def base_of(name: str, fn: Distribution) -> Distribution | None:
         """
-        The distribution of a site's unconstrained value, where the guide has one. An AutoNormal always
-        does: it is the one transformed, whatever the support was in the run that set the guide up.
+        Returns the distribution of a site's unconstrained value, where the guide has one. An
+        AutoNormal always does: it is the one transformed, whatever the support was in the run that
+        set the guide up.
         """
         if name not in names or not isinstance(fn, TransformedDistribution):
             return None
@@ -263,8 +269,8 @@ def traced_part(guide: Callable, density: ModelDensity, is_auto_normal: bool = F
     def sample_fn(rng_key: jax.Array) -> Draw:
         trace = handlers.trace(handlers.seed(guide, rng_key)).get_trace(*args, **kwargs)
         sites = latent_sites(trace)
-        # A site that the guide itself draws in unconstrained space loses digits on the way there and
-        # back: take the draw before the transform.
+        # A site that the guide itself draws in unconstrained space loses digits on the way there
+        # and back: take the draw before the transform.
         base = {
             name: site["intermediates"][0][0]
             for name, site in sites.items()
@@ -279,7 +285,8 @@ def traced_part(guide: Callable, density: ModelDensity, is_auto_normal: bool = F
     example = {name: model_sites[name]["value"] for name in names}
     drawn = jax.eval_shape(sample_fn, random.key(0))
     has_known_sites = {*drawn.position, *drawn.values} <= set(names)  # else: an error of the caller
-    # A network that amortises the guide runs once, not at every step, unless its sites lean on each other.
+    # A network that amortises the guide runs once, not at every step, unless its sites lean on each
+    # other.
     is_fixed = has_known_sites and not _depends_on_sites(fns_at, example)
     fixed_fns = fns_at(example) if is_fixed else None
 
@@ -298,7 +305,7 @@ def traced_part(guide: Callable, density: ModelDensity, is_auto_normal: bool = F
 def _depends_on_sites(
     fns_at: Callable[[Position], dict[str, Distribution]], example: Position
 ) -> bool:
-    """Whether the distributions of a guide's sites are other ones at other values of the sites."""
+    """Returns whether the distributions of a guide's sites change with the values of the sites."""
 
     def log_probs(values: Position, at: Position) -> list[jax.Array]:
         return [fn.log_prob(at[name]) for name, fn in fns_at(values).items()]
@@ -326,7 +333,7 @@ def _site_log_density(
 
 
 def _has_rows(guide: Any) -> bool:
-    """Whether a guide is a distribution over the rows of one site."""
+    """Returns whether a guide is a distribution over the rows of one site."""
     return (
         isinstance(guide, _BATCHED_GUIDES)
         and len(autoguide_sites(guide)) == 1
@@ -335,7 +342,7 @@ def _has_rows(guide: Any) -> bool:
 
 
 def _continuous_part(guide: Any, problem: Problem, density: ModelDensity) -> Part:
-    """An ``AutoContinuous`` guide: a distribution over one vector of unconstrained values."""
+    """Returns an ``AutoContinuous`` guide: a distribution over all unconstrained values."""
     if isinstance(guide, autoguide.AutoLaplaceApproximation):
         _require_params(guide, {f"{guide.prefix}_loc"}, problem)
         posterior = guide.get_posterior(problem.guide_params)

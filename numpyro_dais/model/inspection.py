@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a model is made of, and clear errors for those whose evidence is not defined."""
+"""The structure of a model, and clear errors for those whose evidence is not defined."""
 
 from typing import Any, NamedTuple
 import warnings
@@ -28,6 +28,7 @@ from numpyro_dais.model.problem import Problem
 
 __all__ = [
     "ModelStructure",
+    "Trace",
     "base_of",
     "check_data",
     "check_site_names",
@@ -42,9 +43,11 @@ __all__ = [
     "without_tracers",
 ]
 
+# The sites of a run by name, as NumPyro records them.
 Trace = dict[str, dict[str, Any]]
 
-# An unconstrained value; an odd one, at which no two supports agree by chance.
+# An unconstrained value of every site where any would do; an odd one, at which no two supports
+# agree by chance.
 _ANYWHERE = 0.3719
 
 
@@ -175,7 +178,7 @@ def check_site_names(what: str, given: set[str], expected: set[str]) -> None:
 
 
 def is_imputed(name: str, trace: Trace) -> bool:
-    """Whether a latent site holds the missing values of a site with ``obs_mask``."""
+    """Returns whether a latent site holds the missing values of a site with ``obs_mask``."""
     stem = name.removesuffix("_unobserved")
     return stem != name and f"{stem}_observed" in trace and stem in trace
 
@@ -199,7 +202,7 @@ def base_of(fn: dist.Distribution) -> dist.Distribution:
 
 
 def _value_if_improper(site: dict[str, Any]) -> jax.Array | None:
-    """A value for a site that cannot be drawn, so that the run reaches its end."""
+    """Returns a value for a site that cannot be drawn, so that the run reaches its end."""
     is_improper = site["type"] == "sample" and isinstance(base_of(site["fn"]), dist.ImproperUniform)
     return init_to_uniform(site) if is_improper else None
 
@@ -216,7 +219,11 @@ def _check_parameters(trace: Trace, problem: Problem) -> None:
 
 
 def subsampled_plates(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Returns the size, and that of the mini-batch, of each plate that takes a part of its elements."""
+    """
+    Returns the size, and that of the mini-batch, of each plate that takes a part of its elements.
+
+    :param trace: the sites of a run.
+    """
     sizes = {name: site["args"][:2] for name, site in trace.items() if site["type"] == "plate"}
     return {name: (n, b) for name, (n, b) in sizes.items() if b is not None and b != n}
 
@@ -258,7 +265,7 @@ def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> N
 
 
 def _is_masked(fn: dist.Distribution) -> bool:
-    """Whether a mask, of a handler or of the distribution itself, hides a part of it."""
+    """Returns whether a mask, of a handler or of the distribution itself, hides a part of it."""
     while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
         if isinstance(fn, MaskedDistribution):
             mask = mask_of(fn)
@@ -286,8 +293,8 @@ def check_data(problem: Problem) -> None:
     """
     Raises an error that names the observed site whose data make its density NaN, if there is one.
 
-    :param problem: a problem with a model and concrete arguments, run here as it is: sees data that the
-        model makes itself, too.
+    :param problem: a problem with a model and concrete arguments, run here as it is: sees data that
+        the model makes itself, too.
     """
     for name, site in trace_model(problem, random.key(0)).items():
         if site["type"] != "sample" or not site["is_observed"]:
@@ -321,7 +328,7 @@ def _check_observed(site: dict[str, Any]) -> None:
 def _plate_axes(
     plates: tuple[str, ...], trace: Trace, prototype: dict[str, jax.Array]
 ) -> dict[str, tuple[int, ...]]:
-    """The axes of ``plates`` in the unconstrained value of each latent site."""
+    """Returns the axes of ``plates`` in the unconstrained value of each latent site."""
     known = [name for name, site in trace.items() if site["type"] == "plate"]
     for plate in plates:
         if plate not in known:
@@ -347,8 +354,8 @@ def plates_of(site: dict[str, Any]) -> set[str]:
 
 def plate_axes_of(site: dict[str, Any], plates: tuple[str, ...]) -> tuple[int, ...]:
     """Returns the axes of plates in the value of a site, constrained or not."""
-    # Batch dimensions are counted from the right of the batch shape; what lies to the left of them is
-    # the same in the constrained and the unconstrained value.
+    # Batch dimensions are counted from the right of the batch shape; what lies to the left of them
+    # is the same in the constrained and the unconstrained value.
     num_batch_dims = jnp.ndim(site["value"]) - site["fn"].event_dim
     dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
     return tuple(num_batch_dims + dims[plate] for plate in plates)

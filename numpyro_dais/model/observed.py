@@ -57,8 +57,8 @@ def check_same_data(problems: dict[str, Problem]) -> None:
 def observed_values(problem: Problem) -> dict[str, np.ndarray] | None:
     """
     Returns the data of each observed site as a flat array, without what a mask hides, or None where
-    they cannot be seen: with ``potential_fn``, with a likelihood made of ``numpyro.factor`` only, and when
-    "observed" values depend on latent ones (residuals).
+    they cannot be seen: with ``potential_fn``, with a likelihood made of ``numpyro.factor`` only,
+    and when "observed" values depend on latent ones (residuals).
 
     :param problem: a problem with concrete arguments.
     """
@@ -83,7 +83,7 @@ def _is_factor(site: dict[str, Any]) -> bool:
 
 
 def _flat_data(site: dict[str, Any]) -> np.ndarray:
-    """The values of an observed site, one for each number that its density counts."""
+    """Returns the values of an observed site, one for each number that its density counts."""
     fn, value = site["fn"], np.asarray(site["value"], np.float64)
     shape = np.broadcast_shapes(value.shape, fn.shape())
     is_seen = np.ones(shape, bool)

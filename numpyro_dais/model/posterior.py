@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Posterior draws that reverse chains begin at: given, by NUTS, or simulated together with the data."""
+"""Posterior draws that reverse chains begin at, as positions: given by the user, or by NUTS."""
 
 from typing import Any, NamedTuple
 
@@ -21,16 +21,15 @@ from numpyro_dais.model.target import make_target
 
 __all__ = ["PosteriorDraws", "posterior_draws"]
 
-
+# Iterations of NUTS that adapt it, for each chain: Stan's default.
 _NUM_WARMUP = 1000
-
-
+# Chains of NUTS, whose agreement is the check on them: Stan's default.
 _NUM_CHAINS = 4
-
-
-_MIN_SAMPLES = 500  # per chain: fewer are too few to see whether they agree
-
-
+# Draws of each chain before they are thinned: fewer are too few to see whether chains agree. A
+# round number.
+_MIN_SAMPLES = 500
+# The largest r-hat that passes without a note: the limit of Vehtari, Gelman, Simpson, Carpenter and
+# Bürkner (2021).
 _RHAT_LIMIT = 1.01
 
 

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.model.dynamics import with_data_plate
 from numpyro_dais.model.inspection import inspect_model
-from numpyro_dais.model.modes import check_mode
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.subsampling import (
     Batches,
@@ -22,7 +20,6 @@ from numpyro_dais.model.subsampling import (
     find_data_plate,
     subsampled_sizes,
 )
-from numpyro_dais.model.surrogate import QuadraticSurrogate, fit_quadratic
 from numpyro_dais.model.traced import TracedTarget, explained_errors, shape_of, trace_target
 
 __all__ = ["Preparation"]
@@ -66,44 +63,18 @@ class Preparation:
             return draw_minibatch(rng_key, problem, sizes)
         return problem
 
-    def with_dynamics(
-        self,
-        rng_key: jax.Array,
-        problem: Problem,
-        batches: Batches | None,
-        surrogate: str | QuadraticSurrogate | None,
+    def with_data_plate(
+        self, rng_key: jax.Array, problem: Problem, batches: Batches | None
     ) -> Problem:
         """
-        Returns the problem with what the steps are to follow instead of the gradient on all the data.
+        Returns the problem with a density of all the data, in parts, and with mini-batches for its steps.
 
         :param rng_key: the key of a run.
         :param problem: the problem.
-        :param batches: how mini-batches are drawn; None for not at all.
-        :param surrogate: a surrogate, ``"quadratic"`` to have one fitted, or None.
+        :param batches: how mini-batches are drawn; None for a surrogate, which needs none.
         """
-        if batches is None and surrogate is None:
-            return problem
         plate = self._data_plate(problem, "surrogate=" if batches is None else "minibatch=")
-        problem = with_data_plate(rng_key, problem, plate, batches)
-        if surrogate is None:
-            return problem
-        if isinstance(surrogate, QuadraticSurrogate):
-            return problem.replace(surrogate=surrogate)
-        if not is_concrete(problem):
-            raise ValueError(
-                "surrogate='quadratic' is fitted on the host, which jit, vmap and grad do not allow. Fit it on "
-                "concrete arguments, surrogate = DAIS(model).fit_surrogate(*args), and pass surrogate=surrogate."
-            )
-        return problem.replace(surrogate=_fit(problem))
-
-    def fit_surrogate(self, problem: Problem) -> QuadraticSurrogate:
-        """
-        Returns a quadratic surrogate of the problem's likelihood.
-
-        :param problem: a problem with concrete arguments.
-        """
-        plate = self._data_plate(problem, "surrogate=")
-        return _fit(with_data_plate(random.key(0), problem, plate, None))
+        return with_data_plate(rng_key, problem, plate, batches)
 
 
 class _OncePerShape(Generic[T]):
@@ -133,17 +104,6 @@ def _check(problem: Problem) -> None:
     """Raises the errors of a bad model, around the data as they are."""
     with explained_errors():
         inspect_model(problem)
-
-
-def _fit(problem: Problem) -> QuadraticSurrogate:
-    _check(problem)
-    surrogate, mode = fit_quadratic(problem)
-    check_mode(
-        mode,
-        "A quadratic surrogate needs one: reparametrise the model, start near the posterior (guide=), or "
-        "leave surrogate= out.",
-    )
-    return surrogate
 
 
 def _has_nan(problem: Problem) -> bool:

@@ -19,17 +19,20 @@ from numpyro_dais.model.problem import Problem
 __all__ = ["WithData", "WithoutData", "check_can_be_simulated", "simulate"]
 
 
-def _observed(trace: dict) -> dict[str, dict[str, Any]]:
-    return {n: s for n, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
-
-
 def check_can_be_simulated(problem: Problem) -> None:
+    """
+    Raises an error if data cannot be drawn from the model: without observed sites, or with factors.
+
+    :param problem: a problem with a model; it is traced, not computed.
+    """
     seeded = handlers.seed(problem.prepared_model, random.key(0))
     observed: dict[str, bool] = {}
 
     def collect() -> None:
         trace = handlers.trace(seeded).get_trace(*problem.args, **problem.kwargs)
-        observed.update({n: isinstance(s["fn"], Unit) for n, s in _observed(trace).items()})
+        for name, site in trace.items():
+            if site["type"] == "sample" and site["is_observed"]:
+                observed[name] = isinstance(site["fn"], Unit)
 
     jax.eval_shape(collect)
     factors = [name for name, is_factor in observed.items() if is_factor]
@@ -43,8 +46,11 @@ def check_can_be_simulated(problem: Problem) -> None:
 
 def simulate(rng_key: jax.Array, problem: Problem) -> tuple[dict, dict, tuple]:
     """
-    Values of the latent sites, of the sites that are observed in the problem, and the arguments with these in
-    place of the observed ones, for a guide that looks at the data.
+    Returns values of the latent sites, of the sites that are observed in the problem, and the
+    arguments with these in place of the observed ones, for a guide that looks at the data.
+
+    :param rng_key: a JAX random key.
+    :param problem: a problem with a model that has passed :func:`check_can_be_simulated`.
     """
     args, kwargs = problem.args, problem.kwargs
     forget = _forget_observed(problem.prepared_model)
@@ -97,7 +103,7 @@ class WithoutData:
 
 
 class _forget_observed(numpyro.primitives.Messenger):
-    """Draws observed sites instead, and keeps what was observed."""
+    """A handler that draws observed sites instead, and keeps what was observed."""
 
     def __init__(self, fn: Callable) -> None:
         super().__init__(fn)
@@ -110,7 +116,7 @@ class _forget_observed(numpyro.primitives.Messenger):
 
 
 class _replace_observed(numpyro.primitives.Messenger):
-    """Gives observed sites other values."""
+    """A handler that gives observed sites other values."""
 
     def __init__(self, fn: Callable | None, data: dict) -> None:
         super().__init__(fn)

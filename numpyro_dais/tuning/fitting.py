@@ -25,6 +25,7 @@ from numpyro_dais.sampler.mixture import BASE_SHARE, Component, Mixture
 from numpyro_dais.sampler.settings import Settings, no_steps
 from numpyro_dais.tuning.goal import Goal
 from numpyro_dais.tuning.laplace import (
+    MAX_DENSE_DIMS,
     curvature_at,
     gaussian_component,
     laplace_mixture,
@@ -157,15 +158,15 @@ class _Attempt:
 
         def curvature_fn(position: np.ndarray) -> np.ndarray:
             self.spent += len(position)
-            return np.asarray(curvature_at(self.target, position.astype(dtype)))
+            is_dense = len(position) <= MAX_DENSE_DIMS
+            return np.asarray(curvature_at(self.target, position.astype(dtype), is_dense=is_dense))
 
         starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, len(self.order))
         most = int(_SEARCH_SHARE * self.goal.budget)
         modes = find_modes(density_fn, starts, self.center, self.spread, most)
         if not len(modes.positions):
             return None
-        mixture, _ = laplace_mixture(modes, density_fn, curvature_fn, self.order)
-        return mixture
+        return laplace_mixture(modes, density_fn, curvature_fn, self.order)
 
     def _fit_one_mode(self, laplace: Component) -> Fit:
         """Variational fits, from Laplace's approximation and elsewhere, continued while that pays."""

@@ -3,8 +3,6 @@
 
 """Laplace's approximation around each mode of a posterior."""
 
-from collections.abc import Callable
-
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.programs import program
-from numpyro_dais.model.modes import DensityFn, Modes
+from numpyro_dais.model.modes import CurvatureFn, DensityFn, Modes, spectrum_of
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import Component, Mixture
 from numpyro_dais.sampler.path import Target
@@ -26,16 +24,27 @@ __all__ = [
     "log_joint_and_gradient",
 ]
 
-MAX_DENSE_DIMS = 100  # of a full covariance
-
-
+# Dimensions up to which a covariance is full: it takes the square of them in memory and in fitted
+# couplings, and a diagonal misses the correlations. A round number.
+MAX_DENSE_DIMS = 100
+# Modes that are kept: each costs a Hessian, and its density at every draw. A round number.
 _MAX_MODES = 8
-
-
-_NATS_BELOW = 10.0  # a mode whose share is smaller than exp of minus this does not count
-
-
-_VALLEY = 1.0  # nats
+# Nats: a mode whose share is smaller than exp of minus this does not count, since its 5e-5 of the
+# evidence are below any error that is asked for. A round number.
+_NATS_BELOW = 10.0
+# Nats by which the density must fall between two modes: less may be rounding along a ridge, and two
+# Gaussians whose valley is shallower overlap. A round number.
+_VALLEY = 1.0
+# Points of the line between two ends at which the density is looked at, both included. More would
+# see narrower valleys, at a gradient each. A round number.
+_NUM_LINE_POINTS = 7
+# An end is a known mode if it is within this squared distance, in units of the mode's width, and as
+# much more for each dimension: far less than the distance of a draw, which is about the dimension.
+# Round numbers.
+_NEAR, _NEAR_PER_DIM = 1.0, 0.1
+# The smallest curvature as a share of the largest: widths may differ by a factor of 10^4, and what
+# is flatter becomes no wider than that. A round number.
+_SMALLEST_SHARE = 1e-8
 
 
 def log_joint(target: Target, position: jax.Array) -> jax.Array:
@@ -54,16 +63,22 @@ def log_joint_and_gradient(
     return value, gradient
 
 
-@program(is_brief=True)
-def curvature_at(target: TracedTarget, position: jax.Array) -> jax.Array:
-    """Returns minus the Hessian of the log joint density; its diagonal alone if it is large."""
+@program("is_dense", is_brief=True)
+def curvature_at(target: TracedTarget, position: jax.Array, is_dense: bool) -> jax.Array:
+    """
+    Returns minus the Hessian of the log joint density, or its diagonal.
+
+    :param target: the target.
+    :param position: where.
+    :param is_dense: whether all of it is wanted.
+    """
     gradient_fn = jax.grad(log_joint, argnums=1)
 
     def column(direction: jax.Array) -> jax.Array:
         return -jax.jvp(lambda u: gradient_fn(target, u), (position,), (direction,))[1]
 
     identity = jnp.eye(position.size, dtype=position.dtype)
-    if position.size <= MAX_DENSE_DIMS:
+    if is_dense:
         return jax.vmap(column)(identity)
     # One direction at a time: all at once would take the square of the memory.
     return lax.map(lambda direction: jnp.dot(direction, column(direction)), identity)
@@ -72,12 +87,12 @@ def curvature_at(target: TracedTarget, position: jax.Array) -> jax.Array:
 def laplace_mixture(
     modes: Modes,
     density_fn: DensityFn,
-    curvature_fn: Callable[[np.ndarray], np.ndarray],
+    curvature_fn: CurvatureFn,
     order: np.ndarray,
-) -> tuple[Mixture, int]:
+) -> Mixture:
     """
-    Returns Laplace's approximation around each distinct mode, and the number of Hessians it took. Shares are
-    the approximate evidences of the modes; those without a noticeable one are left out.
+    Returns Laplace's approximation around each distinct mode. Shares are the approximate evidences
+    of the modes; those without a noticeable one are left out.
 
     :param modes: ends of searches, the highest first.
     :param density_fn: the log density and its gradient.
@@ -85,7 +100,6 @@ def laplace_mixture(
     :param order: the order of the coordinates.
     """
     kept: list[tuple[Component, np.ndarray, np.ndarray, float]] = []
-    num_hessians = 0
     for position, value in zip(modes.positions, modes.log_densities, strict=True):
         if any(_is_near(position, other, precision) for _, other, precision, _ in kept):
             continue
@@ -93,7 +107,6 @@ def laplace_mixture(
             continue
         if len(kept) == _MAX_MODES:
             break
-        num_hessians += 1
         component, precision = _laplace(position, curvature_fn(position), order)
         log_evidence = value + float(np.sum(component.log_scale))
         kept.append((component, position, precision, log_evidence))
@@ -102,7 +115,7 @@ def laplace_mixture(
     components = [entry[0] for entry, keep in zip(kept, is_kept, strict=True) if keep]
     log_shares = log_evidences[is_kept] - np.logaddexp.reduce(log_evidences[is_kept])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *components)
-    return Mixture(jax.device_put(order), stacked, as_floats(log_shares)), num_hessians
+    return Mixture(jax.device_put(order), stacked, as_floats(log_shares))
 
 
 def gaussian_component(loc: np.ndarray, covariance: np.ndarray) -> Component:
@@ -123,32 +136,22 @@ def gaussian_component(loc: np.ndarray, covariance: np.ndarray) -> Component:
 def _laplace(
     position: np.ndarray, curvature: np.ndarray, order: np.ndarray
 ) -> tuple[Component, np.ndarray]:
-    """Laplace's approximation, and its precision in the original order."""
-    curvature = np.asarray(curvature, np.float64)
-    if curvature.ndim == 1:
-        diagonal = _positive(curvature)
-        return gaussian_component(position[order], 1 / diagonal[order]), diagonal
-    eigenvalues, eigenvectors = np.linalg.eigh((curvature + curvature.T) / 2)
-    eigenvalues = _positive(eigenvalues)
-    covariance = (eigenvectors / eigenvalues) @ eigenvectors.T
-    precision = (eigenvectors * eigenvalues) @ eigenvectors.T
-    return gaussian_component(position[order], covariance[np.ix_(order, order)]), precision
-
-
-def _positive(curvature: np.ndarray) -> np.ndarray:
-    """Curvatures made positive: a maximum has no others, but a search may stop short of one."""
-    sizes = np.abs(np.nan_to_num(curvature, nan=1.0, posinf=1.0, neginf=1.0))
-    return np.maximum(sizes, 1e-8 * max(sizes.max(), 1e-8))
+    """Returns Laplace's approximation, and its precision in the original order."""
+    spectrum = spectrum_of(curvature).positive(_SMALLEST_SHARE)
+    covariance = spectrum.inverse
+    ordered = covariance[order] if covariance.ndim == 1 else covariance[np.ix_(order, order)]
+    return gaussian_component(position[order], ordered), spectrum.matrix
 
 
 def _is_apart(density_fn: DensityFn, one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether the density has a valley between two ends of searches, and not a ridge that both lie on."""
-    values = [density_fn(one + share * (other - one))[0] for share in np.linspace(0, 1, 7)]
+    """Returns whether a valley lies between two ends of searches, and not a ridge below both."""
+    shares = np.linspace(0, 1, _NUM_LINE_POINTS)
+    values = [density_fn(one + share * (other - one))[0] for share in shares]
     return bool(min(values[1:-1]) < min(values[0], values[-1]) - _VALLEY)
 
 
 def _is_near(position: np.ndarray, other: np.ndarray, precision: np.ndarray) -> bool:
-    """Whether a search has ended at a mode that is known already."""
+    """Returns whether a search has ended at a mode that is known already."""
     offset = position - other
     along = precision * offset if precision.ndim == 1 else precision @ offset
-    return float(offset @ along) < 1.0 + 0.1 * len(position)
+    return float(offset @ along) < _NEAR + _NEAR_PER_DIM * len(position)
