@@ -137,7 +137,7 @@ class Estimator:
         problem = self._with_dynamics(rng_key, problem)
         target = self._preparation.target(problem, rng_key)
         num_draws = self._num_particles(self.settings)
-        draws = posterior_draws(draws_key, problem, posterior_samples, num_draws)
+        draws = posterior_draws(draws_key, problem, target, posterior_samples, num_draws)
         evidence, target = self._estimate(forward_key, problem)
         settings = evidence.settings
         reverse = run_reverse(
@@ -183,7 +183,13 @@ class Estimator:
             settings = self._tune(tune_key, problem, target, is_start_free=False)
         num_particles = self._num_particles(settings)
         return certificate(
-            simulation_key, problem, settings, self._config, num_particles, num_datasets
+            simulation_key,
+            problem,
+            target,
+            settings,
+            self._config,
+            num_particles,
+            num_datasets,
         )
 
     def tune(

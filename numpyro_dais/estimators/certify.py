@@ -3,19 +3,18 @@
 
 """The bounds that chains have on data which the model itself has drawn."""
 
+from typing import Any
+
 import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro.infer.autoguide import AutoGuide
-
+from numpyro_dais._util.programs import program
 from numpyro_dais.estimators.runner import RunConfig, run, run_reverse
-from numpyro_dais.model.density import ModelDensity
-from numpyro_dais.model.inspection import inspect_model
 from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.simulate import WithData, WithoutData, check_can_be_simulated, simulate
-from numpyro_dais.model.traced import trace_target
+from numpyro_dais.model.simulate import check_can_be_simulated, simulate
+from numpyro_dais.model.traced import TracedFunction, TracedTarget, trace_function, trace_target
 from numpyro_dais.results.certificate import Certificate
 from numpyro_dais.sampler.settings import Settings
 
@@ -25,6 +24,7 @@ __all__ = ["certificate"]
 def certificate(
     rng_key: jax.Array,
     problem: Problem,
+    target: TracedTarget,
     settings: Settings,
     config: RunConfig,
     num_particles: int,
@@ -35,6 +35,7 @@ def certificate(
 
     :param rng_key: the key of the simulation and of the chains.
     :param problem: the problem; its observed values are replaced.
+    :param target: of the problem.
     :param settings: settings of the chains.
     :param config: the configuration of runs.
     :param num_particles: the number of forward chains for each data set.
@@ -42,28 +43,16 @@ def certificate(
     """
     if problem.model is None:
         raise ValueError("certify simulates data from a model; potential_fn= has none.")
-    check_can_be_simulated(problem)
-
-    def one_dataset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        simulation_key, forward_key, reverse_key = random.split(key, 3)
-        values, data, args = simulate(simulation_key, problem)
-        model, guide = WithData(problem.model), problem.guide
-        if guide is not None and not isinstance(guide, AutoGuide):
-            guide = WithoutData(guide)
-        simulated = problem.replace(model=model, guide=guide, args=(data, args))
-        density = ModelDensity(simulated, inspect_model(simulated))
-        position = density.to_position(values)
-        target = trace_target(simulated, key)
-        forward = run(forward_key, target, settings, num_particles, config, has_bar=True)
-        reverse = run_reverse(
-            reverse_key, target, settings.of_chain(), position[None], config=config
-        )
-        return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)
-
-    lower, upper = jax.jit(lambda keys: jax.lax.map(one_dataset, keys))(
-        random.split(rng_key, num_datasets)
+    simulated = _trace_simulated(rng_key, problem, target)
+    bounds = _bounds(
+        random.split(rng_key, num_datasets),
+        trace_function(target, problem, "simulation", _position_and_leaves, rng_key),
+        simulated,
+        settings.of_chain(),
+        config=config,
+        num_particles=num_particles,
     )
-    lower, upper = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
+    lower, upper = (np.asarray(values, np.float64) for values in bounds)
     error = [values.std(ddof=1) / np.sqrt(num_datasets) for values in (lower, upper, upper - lower)]
     return Certificate(
         lower_bound=float(lower.mean()),
@@ -74,3 +63,50 @@ def certificate(
         gap_error=float(error[2]),
         num_datasets=num_datasets,
     )
+
+
+@program("config", "num_particles")
+def _bounds(
+    keys: jax.Array,
+    simulate_fn: TracedFunction,
+    target: TracedTarget,
+    settings: Settings,
+    config: RunConfig,
+    num_particles: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Lower and upper bounds on one data set for each key."""
+
+    def one_dataset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        simulation_key, forward_key, reverse_key = random.split(key, 3)
+        position, leaves = simulate_fn(simulation_key)
+        simulated = target.with_leaves(leaves)
+        forward = run(forward_key, simulated, settings, num_particles, config, has_bar=True)
+        reverse = run_reverse(reverse_key, simulated, settings, position[None], config=config)
+        return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)
+
+    return jax.lax.map(one_dataset, keys)
+
+
+def _trace_simulated(rng_key: jax.Array, problem: Problem, target: TracedTarget) -> TracedTarget:
+    """The target of a problem with simulated data, without these."""
+    if "simulated" not in target.others:
+        check_can_be_simulated(problem)
+        structure: Any = None
+
+        def leaves_of(key: jax.Array) -> list:
+            nonlocal structure
+            _, simulated = simulate(key, problem)
+            structure = jax.tree.structure(simulated)
+            return jax.tree.leaves(simulated)
+
+        shapes = jax.eval_shape(leaves_of, rng_key)
+        example = [np.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
+        simulated = jax.tree.unflatten(structure, example)
+        target.others["simulated"] = trace_target(simulated, rng_key).with_leaves([])
+    return target.others["simulated"]
+
+
+def _position_and_leaves(problem: Problem, rng_key: jax.Array) -> tuple[jax.Array, list]:
+    """Leaves rather than a problem, so that programs do not keep the model alive."""
+    position, simulated = simulate(rng_key, problem)
+    return position, jax.tree.leaves(simulated)

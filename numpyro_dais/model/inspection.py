@@ -59,12 +59,14 @@ class ModelStructure(NamedTuple):
     :param plate_axes: for each of them the axes of the independent plates, or None without any.
     :param discrete: names of the latent sites to enumerate.
     :param first_enum_dim: the first batch dimension free for enumeration.
+    :param shapes: those of the constrained values of the continuous latent sites.
     """
 
     prototype: dict[str, Any]
     plate_axes: dict[str, tuple[int, ...]] | None
     discrete: frozenset[str]
     first_enum_dim: int
+    shapes: dict[str, tuple[int, ...]]
 
 
 def inspect_model(problem: Problem) -> ModelStructure:
@@ -140,7 +142,13 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
             "marginal density comes as one number. Leave plate= out for the evidence of all the data."
         )
     dims = [frame.dim for site in samples.values() for frame in site["cond_indep_stack"]]
-    structure = ModelStructure(prototype, plate_axes, frozenset(discrete), min(dims, default=0) - 1)
+    structure = ModelStructure(
+        prototype,
+        plate_axes,
+        frozenset(discrete),
+        min(dims, default=0) - 1,
+        {name: jnp.shape(latents[name]["value"]) for name in prototype},
+    )
     return structure, trace
 
 

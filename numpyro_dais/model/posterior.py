@@ -13,11 +13,13 @@ from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais._util.programs import program
 from numpyro_dais.model.density import ModelDensity
 from numpyro_dais.model.guide import FLOW_GUIDES
 from numpyro_dais.model.inspection import check_site_names, inspect_model
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
+from numpyro_dais.model.traced import TracedFunction, TracedTarget, trace_function
 
 __all__ = ["PosteriorDraws", "posterior_draws"]
 
@@ -50,13 +52,14 @@ class PosteriorDraws(NamedTuple):
 
 
 def posterior_draws(
-    rng_key: jax.Array, problem: Problem, samples: Any, num_draws: int
+    rng_key: jax.Array, problem: Problem, target: TracedTarget, samples: Any, num_draws: int
 ) -> PosteriorDraws:
     """
     Returns posterior draws as positions: those given, checked, or by NUTS.
 
     :param rng_key: the key of NUTS.
     :param problem: the problem.
+    :param target: of the problem.
     :param samples: values of the latent sites along a leading axis, or None.
     :param num_draws: how many draws NUTS is to give.
     """
@@ -66,7 +69,7 @@ def posterior_draws(
             "flow. Use AutoNormal or AutoMultivariateNormal."
         )
     if samples is not None:
-        return PosteriorDraws(_to_positions(problem, samples), None, (), 0)
+        return PosteriorDraws(_to_positions(problem, target, samples), None, (), 0)
     if problem.potential_fn is not None:
         raise ValueError(
             "With potential_fn= the posterior draws have to be given: pass posterior_samples=."
@@ -79,7 +82,7 @@ def posterior_draws(
     return _nuts_draws(rng_key, problem, num_draws)
 
 
-def _to_positions(problem: Problem, samples: Any) -> jax.Array:
+def _to_positions(problem: Problem, target: TracedTarget, samples: Any) -> jax.Array:
     leaves = jax.tree.leaves(samples)
     lengths = {len(leaf) if jnp.ndim(leaf) else 0 for leaf in leaves}
     if len(lengths) != 1 or min(lengths, default=0) < 2:
@@ -87,29 +90,41 @@ def _to_positions(problem: Problem, samples: Any) -> jax.Array:
             "posterior_samples must have one leading axis of draws, of at least 2 and the same in every "
             f"site; got lengths {sorted(lengths)}."
         )
-    target = make_target(problem)
-    if problem.potential_fn is not None:
-        return jax.vmap(target.ravel_fn)(samples)
-    density = ModelDensity(problem, inspect_model(problem))
-    names = set(density.structure.prototype)
-    values = jax.eval_shape(density.constrain, density.structure.prototype)
-    shapes = {name: values[name].shape for name in names}
+    structure = target.tracing.structure
+    if structure is None:
+        return jax.vmap(make_target(problem).ravel_fn)(samples)
+    names = set(structure.prototype)
     check_site_names("posterior_samples", set(samples), names)
-    for name in sorted(names):
-        if jnp.shape(samples[name])[1:] != shapes[name]:
+    for name, shape in sorted(structure.shapes.items()):
+        if jnp.shape(samples[name])[1:] != shape:
             raise ValueError(
-                f"posterior_samples[{name!r}] must have shape [num_draws, *{shapes[name]}]; got "
+                f"posterior_samples[{name!r}] must have shape [num_draws, *{shape}]; got "
                 f"{jnp.shape(samples[name])}."
             )
     samples = {name: jnp.asarray(samples[name], float) for name in names}
-    is_inside = jax.vmap(density.in_support)(samples)
+    one = {name: np.zeros(x.shape[1:], x.dtype) for name, x in samples.items()}
+    position_fn = trace_function(target, problem, "position", _position_of, one)
+    positions, is_inside = _positions(position_fn, samples)
     for name in sorted(names):
         if is_concrete(is_inside) and not np.all(is_inside[name]):
             raise ValueError(
                 f"posterior_samples[{name!r}] has {int(np.sum(~np.asarray(is_inside[name])))} draws outside "
                 "the support of the site. Pass constrained values, as `mcmc.get_samples()` gives them."
             )
-    return jax.vmap(density.to_position)(samples)
+    return positions
+
+
+def _position_of(
+    problem: Problem, values: dict[str, jax.Array]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The position of values of the latent sites, and whether each is inside its support."""
+    density = ModelDensity(problem, inspect_model(problem))
+    return density.to_position(values), density.in_support(values)
+
+
+@program(is_brief=True)
+def _positions(position_fn: TracedFunction, samples: dict[str, jax.Array]) -> Any:
+    return jax.vmap(position_fn)(samples)
 
 
 def _nuts_draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> PosteriorDraws:

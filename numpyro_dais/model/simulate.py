@@ -12,11 +12,13 @@ from jax import random
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import Unit
+from numpyro.infer.autoguide import AutoGuide
 
+from numpyro_dais.model.density import ModelDensity
 from numpyro_dais.model.inspection import inspect_model
 from numpyro_dais.model.problem import Problem
 
-__all__ = ["WithData", "WithoutData", "check_can_be_simulated", "simulate"]
+__all__ = ["check_can_be_simulated", "simulate"]
 
 
 def check_can_be_simulated(problem: Problem) -> None:
@@ -44,10 +46,10 @@ def check_can_be_simulated(problem: Problem) -> None:
         )
 
 
-def simulate(rng_key: jax.Array, problem: Problem) -> tuple[dict, dict, tuple]:
+def simulate(rng_key: jax.Array, problem: Problem) -> tuple[jax.Array, Problem]:
     """
-    Returns values of the latent sites, of the sites that are observed in the problem, and the
-    arguments with these in place of the observed ones, for a guide that looks at the data.
+    Returns an exact posterior draw, as a position, and the problem of the data that it was drawn with. A guide
+    that looks at arguments sees the data in them, too.
 
     :param rng_key: a JAX random key.
     :param problem: a problem with a model that has passed :func:`check_can_be_simulated`.
@@ -67,10 +69,17 @@ def simulate(rng_key: jax.Array, problem: Problem) -> tuple[dict, dict, tuple]:
         name = next((name for name, old in forget.observed.items() if old is leaf), None)
         return leaf if name is None else data[name]
 
-    return values, data, jax.tree.map(replaced, args)
+    guide = problem.guide
+    if guide is not None and not isinstance(guide, AutoGuide):
+        guide = _WithoutData(guide)
+    simulated = problem.replace(
+        model=_WithData(problem.model), guide=guide, args=(data, jax.tree.map(replaced, args))
+    )
+    density = ModelDensity(simulated, inspect_model(simulated))
+    return density.to_position(values), simulated
 
 
-class WithData:
+class _WithData:
     """A model whose observed sites take their values from its first argument."""
 
     def __init__(self, model: Callable | None) -> None:
@@ -80,14 +89,14 @@ class WithData:
         return _replace_observed(self.model, data)(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, WithData) and other.model is self.model
+        return isinstance(other, _WithData) and other.model is self.model
 
     def __hash__(self) -> int:
-        return hash((WithData, self.model))
+        return hash((_WithData, self.model))
 
 
-class WithoutData:
-    """A hand-written guide with the arguments of :class:`WithData`."""
+class _WithoutData:
+    """A hand-written guide with the arguments of :class:`_WithData`."""
 
     def __init__(self, guide: Callable) -> None:
         self.guide = guide
@@ -96,10 +105,10 @@ class WithoutData:
         return self.guide(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, WithoutData) and other.guide is self.guide
+        return isinstance(other, _WithoutData) and other.guide is self.guide
 
     def __hash__(self) -> int:
-        return hash((WithoutData, self.guide))
+        return hash((_WithoutData, self.guide))
 
 
 class _forget_observed(numpyro.primitives.Messenger):

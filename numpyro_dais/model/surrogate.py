@@ -27,11 +27,7 @@ from numpyro_dais.model.density import ModelDensity, Position
 from numpyro_dais.model.inspection import Trace
 from numpyro_dais.model.subsampling import LikelihoodFn
 
-__all__ = ["QuadraticSurrogate", "check_surrogate", "fit_quadratic", "quadratic_likelihood"]
-
-# Draws of the start whose median the search begins at: odd, so that it is one of them along each
-# axis, and enough to be well inside. A round number.
-_NUM_DRAWS = 101
+__all__ = ["QuadraticSurrogate", "check_surrogate", "quadratic_likelihood"]
 
 
 class QuadraticSurrogate(NamedTuple):

@@ -109,7 +109,7 @@ class TracedTarget:
         leaves: list,
         constants: dict[str, list],
         mixture: Mixture | None = None,
-        others: dict[Any, tuple[_Function, list]] | None = None,
+        others: dict[Any, Any] | None = None,
     ) -> None:
         self.tracing = tracing
         self.leaves = leaves

@@ -91,7 +91,7 @@ def test_a_new_object_compiles_nothing_and_runs_the_model_once(call, counter):
     call(counter.model, DATA)
     num_compilations, num_runs = counter.read()
     assert num_compilations > 0
-    assert num_runs <= 8
+    assert num_runs <= 15  # for certify, which traces the simulation, too; 3 for most
     call(counter.model, NEW_DATA)
     assert counter.read() == (0, 1)
 
