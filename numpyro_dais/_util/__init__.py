@@ -1,4 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Small things that every room may use: checks, random keys, weights, and the private names of NumPyro."""
+"""
+Small things that every room may use: checks, random keys, weights, and the private names of
+NumPyro.
+"""

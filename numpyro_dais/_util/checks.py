@@ -29,7 +29,9 @@ def check_count(name: str, value: Any, least: int) -> None:
 
 
 def check_key(rng_key: Any) -> jax.Array:
-    """Returns the key, typed as :func:`jax.random.key` makes them, or a fixed one if it was left out."""
+    """
+    Returns the key, typed as :func:`jax.random.key` makes them, or a fixed one if it was left out.
+    """
     if rng_key is None:
         return random.key(0)
     if not is_prng_key(rng_key):
@@ -50,7 +52,9 @@ def check_on_host(name: str, arguments: Any) -> None:
 
 
 def user_stack_level() -> int:
-    """Returns the ``stacklevel`` with which a warning is shown at the line that called this package."""
+    """
+    Returns the ``stacklevel`` with which a warning is shown at the line that called this package.
+    """
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -19,7 +19,8 @@ def is_concrete(tree: Any) -> bool:
 
 def as_floats(values: Any) -> jax.Array:
     """
-    Returns concrete numbers in the precision that JAX runs in. NumPy converts them, so that nothing is compiled.
+    Returns concrete numbers in the precision that JAX runs in. NumPy converts them, so that nothing
+    is compiled.
 
     :param values: an array or a number.
     """

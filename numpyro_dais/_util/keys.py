@@ -16,8 +16,8 @@ def named_key(rng_key: jax.Array, name: str) -> jax.Array:
     """
     Returns a key for one purpose, which is none of those that the same key is split into.
 
-    A small number folded in would not do: JAX's ``fold_in(key, i)`` is ``split(key, n)[i]``. The hash of a
-    name is larger than any ``n``.
+    A small number folded in would not do: JAX's ``fold_in(key, i)`` is ``split(key, n)[i]``. The
+    hash of a name is larger than any ``n``.
 
     :param rng_key: a JAX random key.
     :param name: the purpose.

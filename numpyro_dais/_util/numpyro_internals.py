@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-What this package uses of NumPyro beyond its public names, each with why. A new release of NumPyro that moves
-one of them is met here, and nowhere else.
+The names that this package uses of NumPyro beyond its public ones, each with why. A new release of
+NumPyro that moves one of them is met here, and nowhere else.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from numpyro.distributions.distribution import MaskedDistribution
 # The public `psis_diagnostic` wants a model and a guide; there are log weights here.
 from numpyro.infer.importance import _psis_khat as psis_khat
 
-# The handler of `potential_energy`, without which a density could not be split into prior and likelihood.
+# The handler of `potential_energy`, without which a density could not be split into prior and
+# likelihood.
 from numpyro.infer.util import _unconstrain_params as unconstrain_params
 
 __all__ = [
@@ -36,12 +37,17 @@ __all__ = [
 
 
 def posterior_fn(guide: Any) -> Callable[[], Distribution]:
-    """Returns what makes the distribution of an ``AutoContinuous``: its trace has the guide's parameters."""
+    """
+    Returns what makes the distribution of an ``AutoContinuous``: its trace has the guide's
+    parameters.
+    """
     return guide._get_posterior
 
 
 def autoguide_posterior(guide: Any, params: dict[str, Any]) -> Distribution:
-    """Returns the distribution of an ``AutoContinuous``; ``get_posterior`` lacks the batched guides."""
+    """
+    Returns the distribution of an ``AutoContinuous``; ``get_posterior`` lacks the batched guides.
+    """
     return handlers.substitute(posterior_fn(guide), data=params)()
 
 
@@ -66,7 +72,9 @@ def mask_of(fn: MaskedDistribution) -> Any:
 
 
 def log_det_site(name: str) -> str:
-    """Returns the name of the site where ``unconstrain_params`` records the log Jacobian of a site."""
+    """
+    Returns the name of the site where ``unconstrain_params`` records the log Jacobian of a site.
+    """
     return f"_{name}_log_det"
 
 

@@ -29,8 +29,10 @@ def program(
     """
     Returns a decorator that compiles a function, once for all objects that call it alike.
 
-    :param static_argnames: names of arguments that a program is compiled for; they must be hashable.
-    :param is_brief: whether on a CPU it runs for so short a time that compiling it is most of its cost.
+    :param static_argnames: names of arguments that a program is compiled for; they must be
+        hashable.
+    :param is_brief: whether on a CPU it runs for so short a time that compiling it is most of its
+        cost.
     """
 
     def decorate(fn: Callable[..., T]) -> Callable[..., T]:

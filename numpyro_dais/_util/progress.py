@@ -17,8 +17,8 @@ _bars: dict[str, tqdm] = {}
 
 def progress_callback(title: str, num_steps: int, num_chunks: int) -> Callable[[jax.Array], None]:
     """
-    Returns a function to be called with the index of each step while it is traced; it moves a bar that opens
-    anew on every run of the same program, where NumPyro's own belongs to one trace.
+    Returns a function to be called with the index of each step while it is traced; it moves a bar
+    that opens anew on every run of the same program, where NumPyro's own belongs to one trace.
 
     :param title: of the bar.
     :param num_steps: the number of steps of a chain.

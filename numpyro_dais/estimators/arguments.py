@@ -61,8 +61,8 @@ def explain_keywords(
     **reasons: str,
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """
-    Returns a decorator of a constructor, which explains the keywords that it does not have: by the word that was
-    meant, or by why a keyword of another estimator has no meaning.
+    Returns a decorator of a constructor, which explains the keywords that it does not have: by the
+    word that was meant, or by why a keyword of another estimator has no meaning.
 
     :param reasons: why, by the keyword of another estimator.
     """
@@ -112,7 +112,7 @@ class Integrand:
 
     @property
     def is_start_given(self) -> bool:
-        """Whether the user has said where chains of a model start."""
+        """True if the user has said where chains of a model start."""
         return self.guide is not None or not (self.start == "auto" or self.model is None)
 
     def problem(self, args: tuple, kwargs: dict) -> Problem:
@@ -207,7 +207,8 @@ def check_islands(
     :param num_steps: the number of steps, or None.
     :param num_particles: the number of particles, or None.
     :param memory: the memory mode.
-    :param refused: values of ``plate``, ``minibatch`` and ``surrogate``, which do not go with resampling.
+    :param refused: values of ``plate``, ``minibatch`` and ``surrogate``, which do not go with
+        resampling.
     """
     check_count("num_islands", num_islands, 1)
     betas = np.atleast_1d(np.asarray(resample_at, np.float64))
@@ -284,7 +285,10 @@ def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any
 
 
 def check_goal(target_error: Any, budget: Any, is_complete: bool) -> None:
-    """Raises an error unless these can be a wanted error and a number of gradients, for a self-tuned run."""
+    """
+    Raises an error unless these can be a wanted error and a number of gradients, for a self-tuned
+    run.
+    """
     if is_complete and (target_error is not None or budget is not None):
         raise ValueError(
             "target_error= and budget= are for self-tuned runs; step_size= or settings= leave nothing to tune. "

@@ -4,9 +4,9 @@
 """
 The calls that all estimators share.
 
-The work is done elsewhere: :mod:`~numpyro_dais.model.prepare` makes a problem ready, :mod:`numpyro_dais.tuning` finds
-settings, :mod:`~numpyro_dais.estimators.runner` runs particles, and :mod:`~numpyro_dais.model.posterior` has draws
-for those that go back.
+The work is done elsewhere: :mod:`~numpyro_dais.model.prepare` makes a problem ready,
+:mod:`numpyro_dais.tuning` finds settings, :mod:`~numpyro_dais.estimators.runner` runs particles,
+and :mod:`~numpyro_dais.model.posterior` has draws for those that go back.
 """
 
 from dataclasses import replace
@@ -117,17 +117,18 @@ class Estimator:
         r"""
         Returns the evidence between two bounds, from chains in both directions.
 
-        Beside forward chains from the start, reverse chains run from posterior draws back to it. Their mean
-        log weight is an upper bound of :math:`\log p(D)` in expectation, and Bennett's acceptance ratio
-        of both, the estimate, is more precise than forward chains alone. Without steps this is bridge
-        sampling (for DAIS). With a step size and posterior draws given, this may be traced, as
-        :meth:`log_evidence` may be.
+        Beside forward chains from the start, reverse chains run from posterior draws back to it.
+        Their mean log weight is an upper bound of :math:`\log p(D)` in expectation, and Bennett's
+        acceptance ratio of both, the estimate, is more precise than forward chains alone. Without
+        steps this is bridge sampling (for DAIS). With a step size and posterior draws given, this
+        may be traced, as :meth:`log_evidence` may be.
 
         :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
         :param args: arguments of the model.
-        :param posterior_samples: exact and independent posterior draws: values of each latent site (of the
-            argument of ``potential_fn``), along a leading axis. Left out, NUTS draws as many as there are
-            particles; the upper bound is then approximate, and its error that of correlated draws.
+        :param posterior_samples: exact and independent posterior draws: values of each latent site
+            (of the argument of ``potential_fn``), along a leading axis. Left out, NUTS draws as
+            many as there are particles; the upper bound is then approximate, and its error that of
+            correlated draws.
         :param kwargs: keyword arguments of the model.
         """
         self._refuse_resampling("sandwich")
@@ -158,9 +159,10 @@ class Estimator:
         self, rng_key: jax.Array | None = None, *args: Any, num_datasets: int = 20, **kwargs: Any
     ) -> Certificate:
         """
-        Returns bounds on data that the model itself has drawn (bidirectional Monte Carlo, Grosse et al.
-        2015): latents and data are simulated together, so the latents are an exact posterior draw, one per
-        data set. The gap of the bounds says how good these settings are on data of this shape.
+        Returns bounds on data that the model itself has drawn (bidirectional Monte Carlo, Grosse et
+        al. 2015): latents and data are simulated together, so the latents are an exact posterior
+        draw, one per data set. The gap of the bounds says how good these settings are on data of
+        this shape.
 
         :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
         :param args: arguments of the model; the values of its observed sites only give their shape.
@@ -200,17 +202,18 @@ class Estimator:
         **kwargs: Any,
     ) -> Settings:
         """
-        Returns complete settings, those given to the constructor among them. Runs on the host, around
-        compiled pieces.
+        Returns complete settings, those given to the constructor among them. Runs on the host,
+        around compiled pieces.
 
-        If only numbers of steps and particles are given, or nothing, :class:`~numpyro_dais.estimators.dais.DAIS`
-        also chooses a start, a schedule, step sizes and preconditioners; see :mod:`numpyro_dais.tuning.tuner`. Else one
-        step size is found that is stable in short trials, in units of the start's spread.
+        If only numbers of steps and particles are given, or nothing,
+        :class:`~numpyro_dais.estimators.dais.DAIS` also chooses a start, a schedule, step sizes and
+        preconditioners; see :mod:`numpyro_dais.tuning.tuner`. Else one step size is found that is
+        stable in short trials, in units of the start's spread.
 
         :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
         :param args: arguments of the model.
-        :param refine: whether schedule, step sizes and preconditioner are then improved by gradient ascent on
-            the bound. It pays where the same settings serve many runs.
+        :param refine: whether schedule, step sizes and preconditioner are then improved by gradient
+            ascent on the bound. It pays where the same settings serve many runs.
         :param kwargs: keyword arguments of the model.
         """
         if self.settings is not None and not refine:
@@ -233,8 +236,9 @@ class Estimator:
 
     def fit_surrogate(self, *args: Any, **kwargs: Any) -> QuadraticSurrogate:
         """
-        Returns the surrogate that the steps follow with ``surrogate="quadratic"``, fitted to the model at its
-        arguments. It may be given as ``surrogate=``, for other runs and under :func:`jax.jit`. Runs on the host.
+        Returns the surrogate that the steps follow with ``surrogate="quadratic"``, fitted to the
+        model at its arguments. It may be given as ``surrogate=``, for other runs and under
+        :func:`jax.jit`. Runs on the host.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
@@ -245,7 +249,9 @@ class Estimator:
 
     @property
     def _trial_config(self) -> RunConfig:
-        """Of the runs that find settings: no bar, and no resampling, of which tuning knows nothing."""
+        """
+        Of the runs that find settings: no bar, and no resampling, of which tuning knows nothing.
+        """
         return replace(self._config, bar_title=None, resample_at=())
 
     def _with_dynamics(self, rng_key: jax.Array, problem: Problem) -> Problem:

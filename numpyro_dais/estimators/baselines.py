@@ -1,7 +1,9 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Baselines on the targets of DAIS: importance sampling, and annealing with Metropolis corrections."""
+"""
+Baselines on the targets of DAIS: importance sampling, and annealing with Metropolis corrections.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -77,11 +79,13 @@ _OF_IMPORTANCE_SAMPLING = {
 class ImportanceSampling(Estimator):
     """
     Importance sampling from the start: DAIS without steps. With a fitted guide the expectation of
-    :attr:`~numpyro_dais.results.evidence.Evidence.log_evidence` is the importance-weighted bound of IWAE.
+    :attr:`~numpyro_dais.results.evidence.Evidence.log_evidence` is the importance-weighted bound of
+    IWAE.
 
     **References**
 
-    1. *Importance Weighted Autoencoders*, Yuri Burda, Roger Grosse, Ruslan Salakhutdinov (ICLR 2016)
+    1. *Importance Weighted Autoencoders*, Yuri Burda, Roger Grosse, Ruslan Salakhutdinov (ICLR
+       2016)
 
     :param model: a NumPyro model.
 
@@ -108,7 +112,9 @@ class ImportanceSampling(Estimator):
 
 
 class _Corrected(Estimator):
-    """Annealing with Metropolis-corrected transitions, whose step size is adapted to an acceptance."""
+    """
+    Annealing with Metropolis-corrected transitions, whose step size is adapted to an acceptance.
+    """
 
     def __init__(
         self,
@@ -180,12 +186,12 @@ def _check_online(num_particles: int | None, chunk_size: int | None) -> None:
 class HAIS(_Corrected):
     r"""
     Hamiltonian annealed importance sampling: the leapfrog steps and partial refreshment of
-    :class:`~numpyro_dais.estimators.dais.DAIS`, each followed by a Metropolis decision; on rejection the
-    momentum is negated.
+    :class:`~numpyro_dais.estimators.dais.DAIS`, each followed by a Metropolis decision; on
+    rejection the momentum is negated.
 
     The weight gains :math:`\log f_k - \log f_{k-1}` before each transition. A left-out step size is
-    adapted along a pilot run, to ``target_acceptance`` at each temperature (and for each element of a
-    plate), and then frozen, so weights are unbiased. Its estimates cannot be differentiated.
+    adapted along a pilot run, to ``target_acceptance`` at each temperature (and for each element of
+    a plate), and then frozen, so weights are unbiased. Its estimates cannot be differentiated.
 
     **References**
 
@@ -195,9 +201,9 @@ class HAIS(_Corrected):
     :param model: a NumPyro model.
     :param num_steps: the number of steps, at least one.
     :param target_acceptance: the acceptance that the step size is adapted to.
-    :param adaptation: ``"pilot"``; or ``"online"``, which multiplies the step size of the reported run
-        itself by 1.02 above the target acceptance and by 0.98 below. Particles then share information
-        through the step size, and their weights are not exactly unbiased.
+    :param adaptation: ``"pilot"``; or ``"online"``, which multiplies the step size of the reported
+        run itself by 1.02 above the target acceptance and by 0.98 below. Particles then share
+        information through the step size, and their weights are not exactly unbiased.
 
     The other parameters are those of :class:`~numpyro_dais.estimators.dais.DAIS`.
     """
@@ -245,9 +251,9 @@ class HAIS(_Corrected):
 
 class AIS(_Corrected):
     """
-    Annealed importance sampling with Hamiltonian Monte Carlo transitions: at each temperature a fresh
-    momentum, ``num_leapfrog`` leapfrog steps and a Metropolis decision. The step size is found as for
-    :class:`HAIS`; estimates cannot be differentiated.
+    Annealed importance sampling with Hamiltonian Monte Carlo transitions: at each temperature a
+    fresh momentum, ``num_leapfrog`` leapfrog steps and a Metropolis decision. The step size is
+    found as for :class:`HAIS`; estimates cannot be differentiated.
 
     **References**
 

@@ -39,12 +39,14 @@ class DAIS(Estimator):
     r"""
     Differentiable annealed importance sampling: the evidence of a NumPyro model.
 
-    With nothing but the model given, it tunes itself: part of the budget goes into a start fitted to the
-    posterior, or into a pilot run that measures the path from the prior; see :mod:`numpyro_dais.tuning.tuner`.
+    With nothing but the model given, it tunes itself: part of the budget goes into a start fitted
+    to the posterior, or into a pilot run that measures the path from the prior; see
+    :mod:`numpyro_dais.tuning.tuner`.
 
-    Particles start at exact draws of a tractable density :math:`q_0`, the prior or a fit, and are carried to :math:`p(D, u)` along :math:`f_\beta = q_0^{1-\beta} p(D, \cdot)^\beta` by leapfrog steps
-    with partial momentum refreshment, without Metropolis corrections. Each particle's weight is
-    unbiased for :math:`p(D)`, and a differentiable function of everything that goes into it.
+    Particles start at exact draws of a tractable density :math:`q_0`, the prior or a fit, and are
+    carried to :math:`p(D, u)` along :math:`f_\beta = q_0^{1-\beta} p(D, \cdot)^\beta` by leapfrog
+    steps with partial momentum refreshment, without Metropolis corrections. Each particle's weight
+    is unbiased for :math:`p(D)`, and a differentiable function of everything that goes into it.
 
     The estimate comes with an error bar, but the error bar itself comes from the weights: read the
     warnings. Gradients of a particle whose density was not finite are NaN.
@@ -59,50 +61,58 @@ class DAIS(Estimator):
     :param model: a NumPyro model. Discrete latent sites marked for enumeration are summed out.
     :param potential_fn: instead of a model, minus the log of any density over an array or a dict of
         arrays, known up to a constant; the constant is what is estimated. Needs ``start``.
-    :param num_steps: the number of steps :math:`K`, one gradient each. With 0 this is importance sampling from
-        the start as given. Left out it is chosen for ``target_error``; with ``step_size`` it is 256, or as ``schedule`` says.
+    :param num_steps: the number of steps :math:`K`, one gradient each. With 0 this is importance
+        sampling from the start as given. Left out it is chosen for ``target_error``; with
+        ``step_size`` it is 256, or as ``schedule`` says.
     :param num_particles: the number of particles :math:`S`; left out likewise, or 128.
     :param step_size: :math:`\eta`, a number or one per step. Left out, :meth:`tune` finds it.
-    :param damping: :math:`\gamma` in [0, 1), a number or one per step; 0 refreshes the momentum fully.
-    :param schedule: a function of the number of steps (:mod:`numpyro_dais.sampler.schedule`), or the inverse
-        temperatures themselves, increasing and ending in 1.
+    :param damping: :math:`\gamma` in [0, 1), a number or one per step; 0 refreshes the momentum
+        fully.
+    :param schedule: a function of the number of steps (:mod:`numpyro_dais.sampler.schedule`), or
+        the inverse temperatures themselves, increasing and ending in 1.
     :param preconditioner: :math:`L` with :math:`M^{-1} = L L^\top`: a diagonal ``[num_dims]`` or a
-        lower triangular ``[num_dims, num_dims]``, with a leading axis of length :math:`K` to change it
-        along the chain. Unconstrained values are in alphabetical order of the sites.
+        lower triangular ``[num_dims, num_dims]``, with a leading axis of length :math:`K` to change
+        it along the chain. Unconstrained values are in alphabetical order of the sites.
     :param settings: all of the above at once, as :meth:`tune` returns them.
-    :param target_error: the standard error of the log evidence, in nats, that a self-tuned run aims at; 0.005
-        if left out.
-    :param budget: gradients that a self-tuned run may spend, tuning included, a density counting as half of
-        one; 100,000 if left out.
-    :param start: ``"auto"``, in a self-tuned run a fit where that helps, else the prior; ``"prior"``; a dict with a distribution over the values of each latent site; or one
+    :param target_error: the standard error of the log evidence, in nats, that a self-tuned run aims
+        at; 0.005 if left out.
+    :param budget: gradients that a self-tuned run may spend, tuning included, a density counting as
+        half of one; 100,000 if left out.
+    :param start: ``"auto"``, in a self-tuned run a fit where that helps, else the prior;
+        ``"prior"``; a dict with a distribution over the values of each latent site; or one
         distribution, over the only latent site or else over all unconstrained values as a vector.
-    :param keep_start: with ``potential_fn``, whether a self-tuned run must begin at ``start`` itself, which else
-        a fit may replace.
+    :param keep_start: with ``potential_fn``, whether a self-tuned run must begin at ``start``
+        itself, which else a fit may replace.
     :param guide: start at a fitted guide instead.
     :param guide_params: the guide's parameters, ``svi_result.params``.
     :param params: values of the model's ``param`` (and ``mutable``) sites.
-    :param plate: the name of a plate that holds every site (or names of several): gives one evidence per
-        element. Of a subsampled plate, per element of one mini-batch, drawn with the key.
-    :param minibatch: for data in one subsampled plate, ``numpyro.plate(name, N, subsample_size=B)``, with all
-        latents outside: each step sees a fresh mini-batch, ``True`` or ``"shared"`` for one sequence that all
-        particles share, ``"particle"`` for one each; the weights use all the data, in chunks, and stay
-        unbiased. The bound does not tighten as the number of steps grows (Theorem 2 of [1]).
-    :param surrogate: the remedy for large data: ``"quadratic"`` has the steps follow the exact prior and a
-        quadratic expansion of the log likelihood around the mode, fitted first; the weights use all the
-        data. Or what :meth:`fit_surrogate` has returned. See :mod:`numpyro_dais.model.surrogate`.
+    :param plate: the name of a plate that holds every site (or names of several): gives one
+        evidence per element. Of a subsampled plate, per element of one mini-batch, drawn with the
+        key.
+    :param minibatch: for data in one subsampled plate,
+        ``numpyro.plate(name, N, subsample_size=B)``, with all latents outside: each step sees a
+        fresh mini-batch, ``True`` or ``"shared"`` for one sequence that all particles share,
+        ``"particle"`` for one each; the weights use all the data, in chunks, and stay unbiased. The
+        bound does not tighten as the number of steps grows (Theorem 2 of [1]).
+    :param surrogate: the remedy for large data: ``"quadratic"`` has the steps follow the exact
+        prior and a quadratic expansion of the log likelihood around the mode, fitted first; the
+        weights use all the data. Or what :meth:`fit_surrogate` has returned. See
+        :mod:`numpyro_dais.model.surrogate`.
     :param memory: how :func:`jax.grad` goes through a chain: ``"checkpoint"`` recomputes each step,
-        ``"plain"`` stores everything, ``"products"`` the results of matrix products, ``"reversible"`` next to
-        nothing and runs the chain backwards, in integers; see :mod:`numpyro_dais.sampler.reversible.gradient` for when to
-        choose which.
-    :param anchor_every: with ``"reversible"``, store a state every so many steps; only needed if a warning
-        says so.
-    :param resample_at: inverse temperatures in (0, 1), increasing: after the first step at or above each, particles
-        are resampled by weight, those of each island among themselves. Each island's estimate is unbiased, and
-        is what ``log_weights`` then holds, with one posterior draw each. Which particles are chosen is not
-        differentiated, so gradients are biased. See :mod:`numpyro_dais.sampler.islands`.
-    :param num_islands: with ``resample_at``, into how many independent islands particles are divided, over
-        which the error is.
-    :param chunk_size: how many particles run at a time; as many as memory surely has room for if left out.
+        ``"plain"`` stores everything, ``"products"`` the results of matrix products,
+        ``"reversible"`` next to nothing and runs the chain backwards, in integers; see
+        :mod:`numpyro_dais.sampler.reversible.gradient` for when to choose which.
+    :param anchor_every: with ``"reversible"``, store a state every so many steps; only needed if a
+        warning says so.
+    :param resample_at: inverse temperatures in (0, 1), increasing: after the first step at or above
+        each, particles are resampled by weight, those of each island among themselves. Each
+        island's estimate is unbiased, and is what ``log_weights`` then holds, with one posterior
+        draw each. Which particles are chosen is not differentiated, so gradients are biased. See
+        :mod:`numpyro_dais.sampler.islands`.
+    :param num_islands: with ``resample_at``, into how many independent islands particles are
+        divided, over which the error is.
+    :param chunk_size: how many particles run at a time; as many as memory surely has room for if
+        left out.
     :param progress_bar: whether to show a progress bar.
 
     **Example**

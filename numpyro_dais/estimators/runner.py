@@ -4,10 +4,11 @@
 """
 Runs of particles: compiled programs, blocks, chunks, islands and the progress bar.
 
-All particles go through one compiled program, a number of them at a time. On the host they come in blocks:
-blocks of one size share a program, whatever the number of particles. Where there is no host, under
-:func:`jax.jit`, :func:`jax.vmap` or :func:`jax.grad`, and where the user has said how many run at a time or wants
-a progress bar, one block holds them all, and the program itself takes them in chunks.
+All particles go through one compiled program, a number of them at a time. On the host they come in
+blocks: blocks of one size share a program, whatever the number of particles. Where there is no
+host, under :func:`jax.jit`, :func:`jax.vmap` or :func:`jax.grad`, and where the user has said how
+many run at a time or wants a progress bar, one block holds them all, and the program itself takes
+them in chunks.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,8 @@ __all__ = ["RunConfig", "island_size", "num_island_particles", "run", "run_rever
 _MIN_CHUNK, _MAX_CHUNK = 128, 1024
 # Numbers that a chunk may hold for each array of the data, 128 MiB in float32.
 _MAX_CHUNK_WORDS = 2**25
-# The paper's on-line rule for step sizes: this factor above the wanted acceptance, its mirror image below.
+# The paper's on-line rule: step sizes grow by this share above the wanted acceptance, and shrink by
+# it below.
 _ONLINE_FACTOR = 0.02
 
 
@@ -55,9 +57,11 @@ class RunConfig:
     :param memory: how the gradient of a chain is taken.
     :param ratio: the damping as a fraction, for ``memory="reversible"``.
     :param anchor_every: for the same, how often a state is stored.
-    :param chunk_size: how many particles run at a time; as many as memory surely has room for if None.
+    :param chunk_size: how many particles run at a time; as many as memory surely has room for if
+        None.
     :param bar_title: of the progress bar; None for no bar.
-    :param online_acceptance: the acceptance that step sizes follow along the run; None if they are fixed.
+    :param online_acceptance: the acceptance that step sizes follow along the run; None if they are
+        fixed.
     :param resample_at: inverse temperatures at which particles are resampled.
     :param num_islands: into how many islands they are divided for that.
     """
@@ -151,7 +155,9 @@ def run_reverse(
 
 
 def island_size(config: RunConfig, num_particles: int) -> int:
-    """Returns how many particles share an island; fewer islands where there are too few for two each."""
+    """
+    Returns how many particles share an island; fewer islands where there are too few for two each.
+    """
     return num_particles // _num_islands(config, num_particles)
 
 
@@ -164,7 +170,8 @@ def num_island_particles(
     :param config: the configuration, with resampling.
     :param settings: the settings, if they are known.
     :param num_particles: the number that was asked for, or planned.
-    :param is_planned: whether tuning has planned it: it knows nothing of islands, and its budget is to be kept.
+    :param is_planned: whether tuning has planned it: it knows nothing of islands, and its budget is
+        to be kept.
     """
     if is_planned and settings is not None:
         num_particles = max(int(num_particles / (1 + resampling_cost(config, settings))), 1)
@@ -172,7 +179,10 @@ def num_island_particles(
 
 
 def resampling_cost(config: RunConfig, settings: Settings) -> float:
-    """Returns the cost of all resamplings as a share of that of the steps: each is a density, half a gradient."""
+    """
+    Returns the cost of all resamplings as a share of that of the steps: each is a density, half a
+    gradient.
+    """
     return len(config.resample_at) / 2 / settings.num_steps
 
 

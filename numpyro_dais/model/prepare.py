@@ -1,7 +1,9 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Problems made ready to be run: checked, traced, with their mini-batches and what their steps follow."""
+"""
+Problems made ready to be run: checked, traced, with their mini-batches and what their steps follow.
+"""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -29,8 +31,8 @@ T = TypeVar("T")
 
 class Preparation:
     """
-    The state of an estimator: what is known of its problems, by the shapes of their arguments, so that later
-    calls with new data run the model no more.
+    The state of an estimator: what is known of its problems, by the shapes of their arguments, so
+    that later calls with new data run the model no more.
     """
 
     def __init__(self) -> None:
@@ -54,7 +56,8 @@ class Preparation:
 
     def with_minibatch(self, rng_key: jax.Array, problem: Problem) -> Problem:
         """
-        Returns the problem on one mini-batch, if it has an evidence for each element of a subsampled plate.
+        Returns the problem on one mini-batch, if it has an evidence for each element of a
+        subsampled plate.
 
         :param rng_key: the key of a run.
         :param problem: the problem.
@@ -67,7 +70,8 @@ class Preparation:
         self, rng_key: jax.Array, problem: Problem, batches: Batches | None
     ) -> Problem:
         """
-        Returns the problem with a density of all the data, in parts, and with mini-batches for its steps.
+        Returns the problem with a density of all the data, in parts, and with mini-batches for its
+        steps.
 
         :param rng_key: the key of a run.
         :param problem: the problem.

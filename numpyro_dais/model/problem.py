@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is to be integrated: a model with its arguments and a start, as one pytree."""
+"""An integral: a model with its arguments and a start, as one pytree."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,10 +21,10 @@ class DataPlate(NamedTuple):
     :param name: of the plate.
     :param size: the number of its elements, N.
     :param batch_size: that of a mini-batch, B.
-    :param batches: whether all particles see the ``"shared"`` mini-batches, or each ``"particle"`` its own;
-        None where no step needs data.
-    :param is_end_exact: whether the density at the end of a chain is that of all the data, or an estimate
-        from one more mini-batch.
+    :param batches: whether all particles see the ``"shared"`` mini-batches, or each ``"particle"``
+        its own; None where no step needs data.
+    :param is_end_exact: whether the density at the end of a chain is that of all the data, or an
+        estimate from one more mini-batch.
     """
 
     name: str
@@ -73,12 +73,13 @@ class Problem:
     """
     A model (or potential function), its arguments and the start of the chains.
 
-    ``subsample`` holds the indices of a mini-batch by plate, one for all runs; ``prng_key`` is what the
-    model and guide get from ``numpyro.prng_key()``. With a ``data_plate`` the density is that of all its
-    elements, and ``subsample`` has some, to run the model with; ``batch_key`` is that of the mini-batches
-    which the steps see, and ``surrogate`` what they follow instead.
+    ``subsample`` holds the indices of a mini-batch by plate, one for all runs; ``prng_key`` is what
+    the model and guide get from ``numpyro.prng_key()``. With a ``data_plate`` the density is that
+    of all its elements, and ``subsample`` has some, to run the model with; ``batch_key`` is that of
+    the mini-batches which the steps see, and ``surrogate`` what they follow instead.
 
-    Array and float leaves of ``start``, the parameters, ``subsample``, ``args`` and so on are leaves of this pytree; int, bool, str and other leaves are static, since NumPyro needs a plate's
+    Array and float leaves of ``start``, the parameters, ``subsample``, ``args`` and so on are
+    leaves of this pytree; int, bool, str and other leaves are static, since NumPyro needs a plate's
     size as a Python int. No closure over arrays is stored, so that a problem may leave ``jit``.
     """
 
@@ -124,7 +125,9 @@ class Problem:
 
     @property
     def prepared_model(self) -> Callable:
-        """The model with its ``param`` and ``mutable`` sites filled in, and nothing left to chance."""
+        """
+        The model with its ``param`` and ``mutable`` sites filled in, and nothing left to chance.
+        """
         return self._prepare(self.model, {**self.guide_params, **self.params})
 
     def prepare_guide(self, guide: Callable) -> Callable:
@@ -161,8 +164,9 @@ class Problem:
 
 class _fixed_randomness(numpyro.primitives.Messenger):
     """
-    Makes the density a function of the latents: ``numpyro.prng_key()`` gives one key, and subsampled
-    plates take one mini-batch. The scale N/B of these plates is left to whoever adds up the elements.
+    Makes the density a function of the latents: ``numpyro.prng_key()`` gives one key, and
+    subsampled plates take one mini-batch. The scale N/B of these plates is left to whoever adds up
+    the elements.
     """
 
     def __init__(

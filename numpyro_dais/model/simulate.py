@@ -48,8 +48,8 @@ def check_can_be_simulated(problem: Problem) -> None:
 
 def simulate(rng_key: jax.Array, problem: Problem) -> tuple[jax.Array, Problem]:
     """
-    Returns an exact posterior draw, as a position, and the problem of the data that it was drawn with. A guide
-    that looks at arguments sees the data in them, too.
+    Returns an exact posterior draw, as a position, and the problem of the data that it was drawn
+    with. A guide that looks at arguments sees the data in them, too.
 
     :param rng_key: a JAX random key.
     :param problem: a problem with a model that has passed :func:`check_can_be_simulated`.

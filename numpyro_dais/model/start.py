@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where chains start: a draw and its log density, in the unconstrained space of a model."""
+"""The start of chains: a draw and its log density, in the unconstrained space of a model."""
 
 from collections.abc import Callable
 from typing import NamedTuple

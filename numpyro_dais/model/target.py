@@ -83,8 +83,8 @@ def make_target(problem: Problem, structure: ModelStructure | None = None) -> Mo
 
 def coordinate_order(structure: ModelStructure) -> np.ndarray:
     """
-    Returns the coordinates of a position in the order in which the model draws its sites: what others depend
-    on comes first.
+    Returns the coordinates of a position in the order in which the model draws its sites: what
+    others depend on comes first.
 
     :param structure: of a model without plates of its own.
     """

@@ -4,13 +4,14 @@
 """
 Targets that were traced once and serve many programs, of many objects.
 
-The functions of a problem are traced into jaxprs, with all arrays, those of the arguments and those that the
-model closes over, as inputs. What a program is compiled for is then a set of jaxprs, which holds no data; the
-data are what it is called with. New data of the same shape change nothing, and neither does a new object: the
-jaxprs of a model are kept, with the arrays that it closes over, as long as the model lives.
+The functions of a problem are traced into jaxprs, with all arrays, those of the arguments and those
+that the model closes over, as inputs. What a program is compiled for is then a set of jaxprs, which
+holds no data; the data are what it is called with. New data of the same shape change nothing, and
+neither does a new object: the jaxprs of a model are kept, with the arrays that it closes over, as
+long as the model lives.
 
-A model may read what has changed since, a global or an attribute. So each new object runs the model once,
-abstractly, and compares what it does with what it did.
+A model may read what has changed since, a global or an attribute. So each new object runs the model
+once, abstractly, and compares what it does with what it did.
 """
 
 from collections.abc import Callable
@@ -71,7 +72,8 @@ class Tracing:
     """
     The functions of a problem as jaxprs. Static: programs are compiled for this very object.
 
-    :param functions: those that chains call, by name; the first inputs of each are the leaves of the problem.
+    :param functions: those that chains call, by name; the first inputs of each are the leaves of
+        the problem.
     :param structure: of the model; None if there is none.
     :param num_dims: the dimension of a position.
     """
@@ -100,7 +102,8 @@ class TracedTarget:
     :param leaves: those of the problem, arguments of the model among them.
     :param constants: the arrays that each function has closed over.
     :param mixture: a fitted start, or None for the problem's own.
-    :param others: whatever else was traced of the problem, see :func:`trace_function`; not a part of the pytree.
+    :param others: whatever else was traced of the problem, see :func:`trace_function`; not a part
+        of the pytree.
     """
 
     def __init__(
@@ -153,7 +156,9 @@ class TracedTarget:
         return TracedTarget(self.tracing, leaves, self.constants, self.mixture, self.others)
 
     def with_mixture(self, mixture: Mixture | None) -> "TracedTarget":
-        """Returns the target with chains that start at a mixture; at the problem's own start if None."""
+        """
+        Returns the target with chains that start at a mixture; at the problem's own start if None.
+        """
         return TracedTarget(self.tracing, self.leaves, self.constants, mixture, self.others)
 
     def tree_flatten(self) -> tuple[tuple, Tracing]:
@@ -204,7 +209,8 @@ def trace_target(problem: Problem, rng_key: jax.Array) -> TracedTarget:
     """
     Returns the target of a problem, or raises an error that says why there is none.
 
-    :param problem: a model or potential function, its arguments and the start; values may be traced.
+    :param problem: a model or potential function, its arguments and the start; values may be
+        traced.
     :param rng_key: a key of the kind that draws are made with.
     """
     leaves = jax.tree.leaves(problem)
@@ -243,7 +249,9 @@ def trace_function(
 
 
 def shape_of(tree: Any) -> Any:
-    """Returns what programs are compiled for: the structure of a tree, and the types of its leaves."""
+    """
+    Returns what programs are compiled for: the structure of a tree, and the types of its leaves.
+    """
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, tuple(jax.typeof(leaf) for leaf in leaves), jnp.result_type(float)
 
@@ -303,7 +311,9 @@ def _follow(
 
 
 def _look(problem: Problem) -> tuple[ModelStructure | None, Any]:
-    """The structure of a model, and what one run of it and of its guide does; traced, not computed."""
+    """
+    The structure of a model, and what one run of it and of its guide does; traced, not computed.
+    """
     leaves, treedef = jax.tree.flatten(problem)
     structure: Any = None
     # Autoguides do what their parameters say, and keep what they see, so they must not see tracers.

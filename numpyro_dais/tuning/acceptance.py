@@ -17,7 +17,8 @@ from numpyro_dais.tuning.spread import start_unit
 
 __all__ = ["first_settings", "tune_acceptance"]
 
-# Sweeps, and the particles of each: after eight, acceptances are within a few per cent of the wanted one.
+# Sweeps, and the particles of each: more settle closer to the wanted acceptance, at as many chains.
+# Round numbers.
 _NUM_SWEEPS = 8
 _NUM_PARTICLES = 8
 # The first step size, in units of the start's spread; sweeps cross orders of magnitude from there.
@@ -29,7 +30,8 @@ AcceptanceFn = Callable[[jax.Array, Settings, int], np.ndarray]
 
 def first_settings(rng_key: jax.Array, target: TracedTarget, given: PartialSettings) -> Settings:
     """
-    Returns settings with a step size in units of the start's spread, from which an adaptation begins.
+    Returns settings with a step size in units of the start's spread, from which an adaptation
+    begins.
 
     :param rng_key: a JAX random key.
     :param target: the target.
@@ -46,8 +48,8 @@ def tune_acceptance(
     gradients_per_step: int,
 ) -> Settings:
     """
-    Returns settings whose step sizes, at each temperature and for each element of a plate, have about the
-    target acceptance: each sweep of a few particles moves those of its own temperature.
+    Returns settings whose step sizes, at each temperature and for each element of a plate, have
+    about the target acceptance: each sweep of a few particles moves those of its own temperature.
 
     :param rng_key: a JAX random key.
     :param settings: where the adaptation begins.

@@ -4,19 +4,21 @@
 r"""
 A chain of any number of steps along a path that a pilot run has measured.
 
-In units of the density's own width, a leapfrog step of size :math:`\eta` with refreshed momentum does not leave
-the tempered density invariant, but one that is narrower: of a Gaussian, the variance becomes
-:math:`1 - \eta^2/4` of its own. With :math:`\eta = \sqrt 2` a single step even forgets where it began. Long
-steps mix best; the narrowing has to be paid for at both ends of the chain. It costs least if what the
-particles are *really* distributed as moves at a constant speed (in the metric in which the increments of the
-log weight have unit variance), from the start to the target:
+In units of the density's own width, a leapfrog step of size :math:`\eta` with refreshed momentum
+does not leave the tempered density invariant, but one that is narrower: of a Gaussian, the variance
+becomes :math:`1 - \eta^2/4` of its own. With :math:`\eta = \sqrt 2` a single step even forgets
+where it began. Long steps mix best; the narrowing has to be paid for at both ends of the chain. It
+costs least if what the particles are *really* distributed as moves at a constant speed (in the
+metric in which the increments of the log weight have unit variance), from the start to the target:
 
 1. the step size grows from 0 to :math:`\eta` at :math:`\beta = 0`, and the particles contract;
-2. :math:`\beta` rises at a constant step size, up to the temperature whose narrowed density is as wide as the target;
-3. the step size falls and :math:`\beta` rises to 1, such that the particles stay as wide as they are.
+2. :math:`\beta` rises at a constant step size, up to the temperature whose narrowed density is as
+   wide as the target;
+3. the step size falls and :math:`\beta` rises to 1, such that the particles stay as wide as they
+   are.
 
-On Gaussian targets with the exact covariances, the gap of such a chain falls as 1/K and is within a few per
-cent of that of the best schedule and step sizes, found by ascent on the exact bound.
+On Gaussian targets with the exact covariances, the gap of such a chain falls as 1/K and is within a
+few per cent of that of the best schedule and step sizes, found by ascent on the exact bound.
 """
 
 import numpy as np
@@ -27,15 +29,18 @@ from numpyro_dais.tuning.population import MeasuredPath
 
 __all__ = ["anneal", "damping_of"]
 
-_FIRST_STEP = 0.15  # no step is shorter
+# The shortest step, as a share of the longest: shorter ones move nothing. A round number.
+_FIRST_STEP = 0.15
+# Points at which the path is tabulated: far finer than its levels are known.
 _NUM_POINTS = 2001
-_LAST_SHARE = 0.02  # of the steps, for the third phase, which covers no distance
+# Of the steps, for the third phase, which covers no distance, but is no jump. A round number.
+_LAST_SHARE = 0.02
 
 
 def damping_of(step_size: float) -> float:
     r"""
-    Returns the damping that goes with a step size in units of the density's width: none for steps that
-    forget by themselves, and more momentum the shorter they are.
+    Returns the damping that goes with a step size in units of the density's width: none for steps
+    that forget by themselves, and more momentum the shorter they are.
 
     :param step_size: :math:`\eta`.
     """
@@ -48,7 +53,8 @@ def anneal(path: MeasuredPath, num_steps: int, step_size: float, damping: float)
 
     :param path: what a pilot run has measured.
     :param num_steps: the number of steps :math:`K`, at least 1.
-    :param step_size: :math:`\eta` in the middle of the chain, in units of the density's width; below 2.
+    :param step_size: :math:`\eta` in the middle of the chain, in units of the density's width;
+        below 2.
     :param damping: of every step.
     """
     num_dims = path.scales.shape[1]

@@ -16,6 +16,8 @@ __all__ = ["ascend"]
 
 Params = TypeVar("Params")
 
+# The norm above which a gradient is clipped: far above that of a good one, so that only draws which
+# nearly overflow feel it. A round number.
 _CLIP_NORM = 10.0
 
 
@@ -27,8 +29,9 @@ def ascend(
     learning_rate: jax.Array | float,
 ) -> tuple[Params, jax.Array]:
     """
-    Returns parameters with a higher bound, by Adam, and the bound along the way. The learning rate falls to
-    zero as a cosine; an iteration whose gradient is not finite is passed over. May be traced.
+    Returns parameters with a higher bound, by Adam, and the bound along the way. The learning rate
+    falls to zero as a cosine; an iteration whose gradient is not finite is passed over. May be
+    traced.
 
     :param rng_key: a JAX random key.
     :param bound_fn: an estimate of the bound, from parameters and a key.

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The search for a start: modes, Laplace's approximation, variational fits, each judged by draws from it.
+The search for a start: modes, Laplace's approximation, variational fits, each judged by draws from
+it.
 
-A start is good if its weights vary little and their tail is light. What the search may cost is a part of the
-budget, and no fit is tried that could not save more than it costs.
+A start is good if its weights vary little and their tail is light. What the search may cost is a
+part of the budget, and no fit is tried that could not save more than it costs.
 """
 
 from collections.abc import Callable
@@ -53,23 +54,36 @@ __all__ = [
 # Runs particles: key, target, settings and their number to log weights.
 RunFn = Callable[[jax.Array, TracedTarget, Settings, int], np.ndarray]
 
-BLOCK = 1024  # particles: numbers of blocks share a program
-SAFETY = 1.25  # of a number of particles whose variance is known from a test only
-LARGEST_KHAT = 1.0  # of a start that steps are to mend
-_FIT_SHARE = 0.5  # of the budget
-_SEARCH_SHARE = 0.03  # of the budget, for modes
+# The thresholds, shares and rates below were set by trials on the targets of benchmarks/peers.py;
+# none is derived, and other targets may want others.
+
+# Particles of a test. Whole numbers of such blocks share a program with the reported run.
+BLOCK = 1024
+# A variance that is known from one test only is taken to be larger by this factor.
+SAFETY = 1.25
+# The k-hat of a start beyond which steps are not trusted to mend it: weights without a mean.
+LARGEST_KHAT = 1.0
+# Of the budget, for all fits together, and for the searches for modes: the rest is for particles.
+_FIT_SHARE = 0.5
+_SEARCH_SHARE = 0.03
+# Searches at most: three modes of unequal basins were missed with 16.
 _NUM_STARTS = 192
-_NUM_ITERATIONS = 500  # of a variational fit, which may be continued
+# Of one variational fit, which may be continued while that pays.
+_NUM_ITERATIONS = 500
 _FIT_COST = _NUM_ITERATIONS * VARIATIONAL_DRAWS
+# Of one fit after the other, in units of the scale at its beginning; the last is for settling.
 _LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
-_HEAVY_KHAT = 0.3  # of a test, from which the variance may be much larger than it shows
-_SUPPORT_SHARE = 0.15  # beside a variational fit
+# The k-hat of a test from which on the variance may be much larger than it shows.
+_HEAVY_KHAT = 0.3
+# Of the draws, for what a variational fit began at, or for the neck of a funnel.
+_SUPPORT_SHARE = 0.15
+# Draws of the last test, which sees more of the tail.
 _LAST_TEST = 4 * BLOCK
 
 
 class Quality(NamedTuple):
     """
-    What draws of a start say about it.
+    The quality of a start, as draws of it show it.
 
     :param variance: the relative variance of their weights.
     :param khat: the shape of their tail.
@@ -169,14 +183,16 @@ class _Attempt:
         return laplace_mixture(modes, density_fn, curvature_fn, self.order)
 
     def _fit_one_mode(self, laplace: Component) -> Fit:
-        """Variational fits, from Laplace's approximation and elsewhere, continued while that pays."""
+        """
+        Variational fits, from Laplace's approximation and elsewhere, continued while that pays.
+        """
         fit = first = self._test(self._supported(laplace, laplace))
         fitted, elbo = laplace, -math.inf
         begins = [laplace, self._broad(laplace)]
         for rate in _LEARNING_RATES:
             if not self._is_worth(fit):
                 break
-            # The mode of a funnel is far from its mass: then begin at the middle of the start as well.
+            # The mode of a funnel is far from its mass: then begin at the middle of the start, too.
             begin = begins.pop(0) if begins else fitted
             other, other_elbo = self._variational(begin, rate)
             if not other_elbo < elbo:
@@ -227,7 +243,7 @@ class _Attempt:
         return Fit(mixture, _quality(log_weights))
 
     def _is_worth(self, fit: Fit) -> bool:
-        """Whether going on may save more than it costs, and can be paid for."""
+        """True if going on may save more than it costs, and can be paid for."""
         needed = 0.5 * SAFETY * fit.quality.score / self.goal.target_error**2
         return needed > 1.5 * _FIT_COST and self._is_affordable()
 
@@ -236,8 +252,8 @@ class _Attempt:
 
     def _supported(self, fitted: Component, support: Component) -> Mixture:
         """
-        A fit with a share for another: a variational fit may leave out where the density is highest, or the neck of
-        a funnel, and its own draws would not show it.
+        A fit with a share for another: a variational fit may leave out where the density is
+        highest, or the neck of a funnel, and its own draws would not show it.
         """
         components = jax.tree.map(lambda *leaves: np.stack(leaves), fitted, support)
         return Mixture(
@@ -247,7 +263,9 @@ class _Attempt:
         )
 
     def _broad(self, like: Component) -> Component:
-        """A narrow Gaussian at the middle of the start; or at zero, as NumPyro's, where that is vague."""
+        """
+        A narrow Gaussian at the middle of the start; or at zero, as NumPyro's, where that is vague.
+        """
         center, spread = self.center[self.order], self.spread[self.order]
         component = gaussian_component(
             np.where(spread < 10.0, center, 0.0), np.minimum(spread, 0.3) ** 2
@@ -257,7 +275,10 @@ class _Attempt:
 
 
 def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.ndarray:
-    """Beginnings of searches: in turns in the cube from -2 to 2, as NumPyro's own, and draws of the start."""
+    """
+    Beginnings of searches: in turns in the cube from -2 to 2, as NumPyro's own, and draws of the
+    start.
+    """
     num_starts = min(_NUM_STARTS, len(draws))
     starts = host_generator(rng_key).uniform(-2.0, 2.0, (_NUM_STARTS, num_dims))
     is_draw = np.arange(num_starts) % 4 != 0
@@ -267,8 +288,8 @@ def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.n
 
 def _with_prior(component: Component) -> Component:
     """
-    The same Gaussians, each as a product of two that are equally wide, and with a shape to be fitted: all starts
-    then share one program.
+    The same Gaussians, each as a product of two that are equally wide, and with a shape to be
+    fitted: all starts then share one program.
     """
     zeros = as_floats(np.stack([np.zeros(component.loc.shape)] * 2, axis=-2))
     component = component._replace(shape=zeros)

@@ -30,7 +30,8 @@ class Goal(NamedTuple):
     :param num_steps: the number of steps.
     :param num_particles: the number of particles.
     :param target_error: the wanted error of the log evidence, in nats.
-    :param budget: gradients at most, all that is spent here included; a density counts as half of one.
+    :param budget: gradients at most, all that is spent here included; a density counts as half of
+        one.
     :param is_start_free: whether a fitted start may replace the given one.
     """
 

@@ -48,7 +48,9 @@ _SMALLEST_SHARE = 1e-8
 
 
 def log_joint(target: Target, position: jax.Array) -> jax.Array:
-    """Returns the log joint density of a target at a position; minus infinity where it is undefined."""
+    """
+    Returns the log joint density of a target at a position; minus infinity where it is undefined.
+    """
     log_start, log_ratio = target.log_densities_fn(position)
     value = log_start + log_ratio
     return jnp.where(jnp.isnan(value), -jnp.inf, value)

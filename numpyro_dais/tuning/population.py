@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-A population along the path: how far apart its temperatures are, and how wide the density is at each.
+A population along the path: how far apart its temperatures are, and how wide the density is at
+each.
 
-A sequential sampler goes from the start to the target. Each next temperature is where the effective sample
-size of the increment falls to a fixed share; particles are resampled and moved by Hamiltonian Monte Carlo with
-Metropolis corrections. (Uncorrected moves inflate the population, which inflates the steps, which diverge.)
+A sequential sampler goes from the start to the target. Each next temperature is where the effective
+sample size of the increment falls to a fixed share; particles are resampled and moved by
+Hamiltonian Monte Carlo with Metropolis corrections. (Uncorrected moves inflate the population,
+which inflates the steps, which diverge.)
 """
 
 from typing import NamedTuple
@@ -26,14 +28,18 @@ from numpyro_dais.sampler.path import LogDensities
 
 __all__ = ["MeasuredPath", "Population", "measure_path", "move_population", "start_population"]
 
+# One move at each temperature: two leapfrog steps, the fewest that can forget a position.
 MOVE = Transition(is_corrected=True, num_leapfrog=2)
+# The effective sample size after a step of the temperature, as a share: custom of the literature.
 _ESS_SHARE = 0.5
+# Of a move: below the 0.8 of long trajectories, since these are short. A round number.
 _TARGET_ACCEPTANCE = 0.75
+# Temperatures at most: a path that needs more is one that the budget ends first.
 _MAX_LEVELS = 200
-_MAX_STEP_SIZE = (
-    0.765  # two steps of this size turn a Gaussian by a right angle: it forgets where it was
-)
-_SMOOTHING = 3  # levels on either side
+# Two steps of this size turn a Gaussian by a right angle: it forgets where it was.
+_MAX_STEP_SIZE = 0.765
+# Levels on either side over which widths are smoothed: a few particles know a width to a tenth.
+_SMOOTHING = 3
 
 
 class Population(NamedTuple):
@@ -45,13 +51,13 @@ class Population(NamedTuple):
 
 class MeasuredPath(NamedTuple):
     """
-    What a pilot run has seen, at the start and at each of its temperatures.
+    The path as a population has seen it, at the start and at each of its temperatures.
 
     :param betas: inverse temperatures from 0 to 1, ``[num_levels]``.
-    :param lengths: the length of the path up to each, in units in which the increments of a chain's log
-        weight have variance one.
-    :param scales: a square root of the covariance at each: ``[num_levels, num_dims]``, or lower triangular
-        ``[num_levels, num_dims, num_dims]``.
+    :param lengths: the length of the path up to each, in units in which the increments of a chain's
+        log weight have variance one.
+    :param scales: a square root of the covariance at each: ``[num_levels, num_dims]``, or lower
+        triangular ``[num_levels, num_dims, num_dims]``.
     :param log_evidence: the sampler's own estimate.
     :param num_gradients: gradients, and half as many again for densities, that were spent.
     :param is_complete: whether it reached the target within its budget.
@@ -66,7 +72,9 @@ class MeasuredPath(NamedTuple):
 
     @property
     def log_widths(self) -> np.ndarray:
-        """The mean logarithm of the standard deviations at each temperature, along principal axes."""
+        """
+        The mean logarithm of the standard deviations at each temperature, along principal axes.
+        """
         if self.scales.ndim == 2:
             return np.mean(np.log(self.scales), axis=-1)
         return np.mean(np.log(np.diagonal(self.scales, axis1=1, axis2=2)), axis=-1)
@@ -91,7 +99,8 @@ def move_population(
     scale: jax.Array,
 ) -> tuple[Population, jax.Array]:
     """
-    Returns the population resampled and moved at a temperature, and the mean acceptance of the move.
+    Returns the population resampled and moved at a temperature, and the mean acceptance of the
+    move.
 
     :param rng_key: a JAX random key.
     :param target: the target.
@@ -119,8 +128,8 @@ def measure_path(
     """
     Returns what a population sees on its way from the start to the target.
 
-    Runs on the host, around one compiled move. When the budget is short the rest of the way is gone in one
-    leap, and the path is not complete.
+    Runs on the host, around one compiled move. When the budget is short the rest of the way is gone
+    in one leap, and the path is not complete.
 
     :param rng_key: a JAX random key.
     :param target: the target.
@@ -180,7 +189,7 @@ def measure_path(
 
 
 def _next_increment(log_ratio: np.ndarray, most: float) -> float:
-    """How far the temperature may go before the effective sample size falls to its share."""
+    """The step of the temperature at which the effective sample size falls to its share."""
 
     def ess_share(increment: float) -> float:
         return float(ess(increment * log_ratio, np)) / len(log_ratio)
@@ -201,7 +210,9 @@ class _Spread(NamedTuple):
     correlation: np.ndarray | None
 
     def scale(self, num_particles: float) -> np.ndarray:
-        """A square root of the covariance, shrunk towards its diagonal as far as particles are few."""
+        """
+        A square root of the covariance, shrunk towards its diagonal as far as particles are few.
+        """
         if self.correlation is None:
             return self.deviations
         num_dims = len(self.deviations)
@@ -211,7 +222,9 @@ class _Spread(NamedTuple):
 
 
 def _spread(population: jax.Array, is_dense: bool) -> _Spread:
-    """The spread of a population, in which neither heavy tails nor a stray particle count for much."""
+    """
+    The spread of a population, in which neither heavy tails nor a stray particle count for much.
+    """
     positions = np.asarray(population, np.float64)
     center = np.median(positions, axis=0)
     width = robust_width(positions)
@@ -228,7 +241,10 @@ def _spread(population: jax.Array, is_dense: bool) -> _Spread:
 
 
 def _smooth(spreads: list[_Spread], num_particles: int) -> np.ndarray:
-    """Scales at each level, averaged over its neighbours: a few particles know a scale to within a tenth."""
+    """
+    Scales at each level, averaged over its neighbours: a few particles know a scale to within a
+    tenth.
+    """
     levels = np.arange(len(spreads))
     weights = np.maximum(1 - np.abs(levels[:, None] - levels) / (_SMOOTHING + 1), 0.0)
     # Straight lines through the neighbours, so that a trend is not flattened at the ends.

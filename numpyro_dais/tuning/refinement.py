@@ -21,9 +21,12 @@ from numpyro_dais.tuning.fitting import RunFn
 
 __all__ = ["refine", "refine_settings"]
 
+# Iterations, and chains in each: what the gain costs, and how noisy its gradient is. Round numbers.
 _NUM_ITERATIONS = 100
 _NUM_PARTICLES = 8
+# Chains with each of the settings that tell whether it was a gain. A round number.
 _NUM_TESTS = 64
+# The first learning rate, in logarithms of the settings: at most a factor of 20 over the ascent.
 _LEARNING_RATE = 0.03
 
 # The log weights of particles: a key for each of them, and the settings of their chains.
@@ -31,7 +34,7 @@ WeightsFn = Callable[[jax.Array, Settings], jax.Array]
 
 
 class _Params(NamedTuple):
-    """What is learned, all in logarithms and zero at the beginning."""
+    """The parameters that are learned, all in logarithms and zero at the beginning."""
 
     increments: jax.Array  # of the inverse temperatures, [num_steps]
     step_size: jax.Array  # [num_steps]
@@ -74,9 +77,9 @@ def refine_settings(
     rng_key: jax.Array, settings: Settings, num_dims: int, weights_fn: WeightsFn
 ) -> tuple[Settings, jax.Array]:
     """
-    Returns settings with a better bound, and the bound along the way: schedule, step sizes and the scale of
-    each coordinate are moved up the gradient of the mean log weight. An
-    iteration with a gradient that is not finite is passed over. May be traced.
+    Returns settings with a better bound, and the bound along the way: schedule, step sizes and the
+    scale of each coordinate are moved up the gradient of the mean log weight. An iteration with a
+    gradient that is not finite is passed over. May be traced.
 
     :param rng_key: a JAX random key.
     :param settings: where the ascent begins; at least one step, with a preconditioner.

@@ -21,7 +21,8 @@ NUM_START_DRAWS = 256
 @program(is_brief=True)
 def start_draws(rng_key: jax.Array, target: TracedTarget) -> jax.Array:
     """
-    Returns some draws of the start, enough to see how wide it is, ``[NUM_START_DRAWS, ..., num_dims]``.
+    Returns some draws of the start, enough to see how wide it is,
+    ``[NUM_START_DRAWS, ..., num_dims]``.
 
     :param rng_key: a JAX random key.
     :param target: the target whose start it is.

@@ -32,8 +32,8 @@ def tune_step_size(
     cost_fn: Callable[[Settings, int], int],
 ) -> Settings:
     r"""
-    Returns settings with a step size :math:`\eta = a (K/10)^{-1/4}` in units of the start's spread, and
-    everything else as it was given.
+    Returns settings with a step size :math:`\eta = a (K/10)^{-1/4}` in units of the start's spread,
+    and everything else as it was given.
 
     From :math:`a = 1` on, :math:`a` is halved as long as that raises the mean log weight of a short
     trial with the same randomness; a trial that overflows counts as minus infinity.

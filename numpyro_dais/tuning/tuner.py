@@ -4,9 +4,10 @@
 """
 Self-tuning: a start, a schedule, step sizes, and numbers of steps and particles for a wanted error.
 
-Everything here runs on the host, around compiled pieces, and spends gradients on one question: which settings
-give the smallest error of the log evidence for what is left of the budget. Settings are frozen before the
-reported run, whose randomness is fresh, so that its weights are unbiased whatever was decided here.
+Everything here runs on the host, around compiled pieces, and spends gradients on one question:
+which settings give the smallest error of the log evidence for what is left of the budget. Settings
+are frozen before the reported run, whose randomness is fresh, so that its weights are unbiased
+whatever was decided here.
 """
 
 import math
@@ -27,20 +28,22 @@ from numpyro_dais.tuning.population import MeasuredPath, measure_path
 __all__ = ["tune_all"]
 
 # Nats: an error without steps which is good enough, since steps would cost a measured path first.
+# A round number.
 _GOOD_ENOUGH = 0.03
 # Particles that are wanted with steps, and what a short budget may leave: fewer have no error bar.
 _MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32
-# More take longer to read off than to run.
+# Particles at most: what they would add to the accuracy is far below any goal. A round number.
 _MAX_PARTICLES = 2**18
-# Of the budget, to measure the path; less leaves gaps that schedules fall into (a measured choice).
+# Of the budget, to measure the path: what is spent here is missing in the run. A round number.
 _PATH_SHARE = 0.2
 # Of the runs that compare step sizes, and of the one that plans: as short as their ranking allows.
 _NUM_TRIAL_STEPS = 32
 _NUM_TRIAL_PARTICLES = 16
 _NUM_PLAN_PARTICLES = 48
-# In units of the density's width, from the longest that is stable for Gaussians down by factors of about two.
+# In units of the density's width: from the one that forgets a Gaussian in one step, down by factors
+# of about two.
 _STEP_SIZES = (1.4, 1.1, 0.8, 0.5, 0.3, 0.15, 0.07, 0.03)
-# Above it, a population of 72 or more knows too little of a covariance.
+# Dimensions above which a population of 72 knows too little of a covariance. A round number.
 _MAX_DENSE_DIMS = 20
 
 
@@ -52,7 +55,9 @@ class _Trial(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """The mean log weight without the lowest quarter, where stray draws of a defensive start are."""
+        """
+        The mean log weight without the lowest quarter, where stray draws of a defensive start are.
+        """
         mean = float(np.mean(self._upper))
         return mean if np.isfinite(mean) else -math.inf
 
@@ -135,7 +140,9 @@ def _measure(rng_key: jax.Array, target: TracedTarget, goal: Goal, spent: float)
 def _find_step_size(
     rng_key: jax.Array, target: TracedTarget, path: MeasuredPath, run_fn: RunFn
 ) -> tuple[_Trial, float]:
-    """The step size with the best bound in short runs with the same randomness, and what they cost."""
+    """
+    The step size with the best bound in short runs with the same randomness, and what they cost.
+    """
     best, cost = _Trial(_STEP_SIZES[-1], np.array([-np.inf])), 0.0
     for step_size in _STEP_SIZES:
         settings = anneal(path, _NUM_TRIAL_STEPS, step_size, damping_of(step_size))
@@ -158,7 +165,9 @@ def _make_plan(
     spent: float,
     run_fn: RunFn,
 ) -> tuple[_Plan, float]:
-    """Numbers of steps and particles, from a longer trial; the variance of log weights falls as 1/K."""
+    """
+    Numbers of steps and particles, from a longer trial; the variance of log weights falls as 1/K.
+    """
     wanted = _NUM_TRIAL_STEPS * trial.log_variance
     affordable = 0.1 * max(goal.budget - spent, 0.0) / _NUM_PLAN_PARTICLES
     num_steps = _power_of_two(min(max(wanted, 8.0), max(affordable, 8.0)))
@@ -186,7 +195,9 @@ def _make_plan(
 def _plan_particles(
     variance: float, cost_per_particle: float, goal: Goal, spent: float
 ) -> tuple[int, float]:
-    """The number of particles for the wanted error, or as many as the budget allows, and their error."""
+    """
+    The number of particles for the wanted error, or as many as the budget allows, and their error.
+    """
     variance = max(SAFETY * variance, 1e-12)
     affordable = max(int((goal.budget - spent) / cost_per_particle), 1)
     if affordable > BLOCK:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fits of a start to the posterior: its modes, Laplace's approximation around them, a variational fit."""
+"""Variational fits of a start to the posterior, or to the neck of a funnel."""
 
 import math
 from typing import NamedTuple
@@ -20,13 +20,12 @@ from numpyro_dais.tuning.laplace import log_joint
 __all__ = ["NO_TILT", "VARIATIONAL_DRAWS", "Tilt", "neck_of", "variational_fit"]
 
 
-VARIATIONAL_DRAWS = 16  # in one iteration
-
-
-_NECK = 4.0  # standard deviations from the middle
-
-
-_SMALL_INFLUENCE = 0.1  # a sum of squares of changes of log widths
+# Draws in one iteration: fewer are noisier, more cost gradients. A round number.
+VARIATIONAL_DRAWS = 16
+# Standard deviations from the middle where the neck of a funnel is fitted: beyond what draws see.
+_NECK = 4.0
+# A sum of squares of changes of log widths below which there is no funnel. A round number.
+_SMALL_INFLUENCE = 0.1
 
 
 class Tilt(NamedTuple):
@@ -52,8 +51,9 @@ NO_TILT = Tilt(0, 0.0, 0.0)
 
 def neck_of(component: Component) -> Tilt | None:
     """
-    Returns the factor that draws a fit into the neck of a funnel: along the coordinate on which the widths of others
-    depend most, to the side where they are narrow. None if no width depends on any.
+    Returns the factor that draws a fit into the neck of a funnel: along the coordinate on which the
+    widths of others depend most, to the side where they are narrow. None if no width depends on
+    any.
 
     :param component: a fit of the whole.
     """
@@ -89,8 +89,9 @@ def variational_fit(
     r"""
     Returns a mode that has been fitted by ascent on the ELBO, and the ELBO along the way.
 
-    Gradients go through the draws only, not through the density of the mode at them: they have no noise once
-    the fit is exact (Roeder, Wu and Duvenaud 2017). The learning rate falls to zero as a cosine.
+    Gradients go through the draws only, not through the density of the mode at them: they have no
+    noise once the fit is exact (Roeder, Wu and Duvenaud 2017). The learning rate falls to zero as a
+    cosine.
 
     :param rng_key: a JAX random key.
     :param target: the target, whose joint density is to be fitted.

@@ -51,28 +51,31 @@ from numpyro_dais.vi.learned import LEARNABLE, LearnableSettings, LearnedGuide, 
 
 __all__ = ["DAVI"]
 
-_CAP = 10.0  # of learned step sizes, in units of the initial one
+# Learned step sizes stay below this multiple of the initial one, so that a bad gradient explodes
+# nothing for good. A round number.
+_CAP = 10.0
 
 
 class DAVI(ELBO):
     r"""
-    Differentiable annealed variational inference: a bound on the evidence for SVI, tighter than the ELBO.
+    Differentiable annealed variational inference: a bound on the evidence for SVI, tighter than the
+    ELBO.
 
     Particles start at draws of the guide and are carried towards the posterior by the chains of
-    :class:`~numpyro_dais.estimators.dais.DAIS`, whose weights :math:`w` are unbiased for the evidence. The loss
-    is minus the importance-weighted bound
+    :class:`~numpyro_dais.estimators.dais.DAIS`, whose weights :math:`w` are unbiased for the
+    evidence. The loss is minus the importance-weighted bound
 
     .. math::
 
         \mathcal L = E \Big[ \log \frac1S \sum_{s=1}^S w_s \Big] \le \log p(D),
 
-    differentiable in the parameters of the model, of the guide, and of the chain itself. Without steps it
-    is the ELBO (:math:`S = 1`) or the bound of importance weighted autoencoders.
+    differentiable in the parameters of the model, of the guide, and of the chain itself. Without
+    steps it is the ELBO (:math:`S = 1`) or the bound of importance weighted autoencoders.
 
-    Where plates hold every site of model and guide, as in a variational autoencoder, there is one bound for each
-    of their elements, and the loss is minus their sum; if such a plate is subsampled, one mini-batch serves
-    all particles and steps, and the sum is multiplied by N/B. A subsampled plate around the data of global
-    latents needs ``minibatch=True``.
+    Where plates hold every site of model and guide, as in a variational autoencoder, there is one
+    bound for each of their elements, and the loss is minus their sum; if such a plate is
+    subsampled, one mini-batch serves all particles and steps, and the sum is multiplied by N/B. A
+    subsampled plate around the data of global latents needs ``minibatch=True``.
 
     **References**
 
@@ -88,19 +91,21 @@ class DAVI(ELBO):
     :param schedule: a function of the number of steps, or the inverse temperatures themselves.
     :param learn: what SVI learns beside model and guide, any of ``"schedule"``, ``"step_size"``,
         ``"damping"`` and ``"mass"`` (diagonal). Needs :meth:`guide`.
-    :param entropy_weight: of a bonus for even schedules, which enters through its gradient only: minus the
-        loss stays a bound.
+    :param entropy_weight: of a bonus for even schedules, which enters through its gradient only:
+        minus the loss stays a bound.
     :param max_step_size: what learned step sizes stay below; ten times the initial one if left out.
     :param is_mass_per_step: whether a learned mass differs from step to step.
-    :param is_whitened: whether the covariance of a Gaussian autoguide is the unit of positions, so that step
-        sizes have no dimension. Not in elements of a plate, which share their settings; and where the mass
-        is learned, which does the same for single coordinates, only the covariance of a full-rank guide.
-    :param memory: how gradients go through the chains; see :class:`~numpyro_dais.estimators.dais.DAIS`.
-    :param minibatch: for global latents with data in one subsampled plate: ``True`` or ``"shared"`` gives each
-        step a fresh mini-batch, ``"particle"`` a fresh one for each particle. One particle ends at the density
-        of one more mini-batch, scaled by N/B, so that the loss is unbiased for minus the bound and costs no
-        pass over the data; several end at that of all the data, in chunks. The bound does not tighten as the
-        number of steps grows (Theorem 2 of [1]).
+    :param is_whitened: whether the covariance of a Gaussian autoguide is the unit of positions, so
+        that step sizes have no dimension. Not in elements of a plate, which share their settings;
+        and where the mass is learned, which does the same for single coordinates, only the
+        covariance of a full-rank guide.
+    :param memory: how gradients go through the chains; see
+        :class:`~numpyro_dais.estimators.dais.DAIS`.
+    :param minibatch: for global latents with data in one subsampled plate: ``True`` or ``"shared"``
+        gives each step a fresh mini-batch, ``"particle"`` a fresh one for each particle. One
+        particle ends at the density of one more mini-batch, scaled by N/B, so that the loss is
+        unbiased for minus the bound and costs no pass over the data; several end at that of all the
+        data, in chunks. The bound does not tighten as the number of steps grows (Theorem 2 of [1]).
 
     **Example**
 
@@ -181,8 +186,8 @@ class DAVI(ELBO):
 
     def learned(self, params: dict[str, Any]) -> dict[str, Any]:
         """
-        Returns the learned settings by their names in ``learn``: the inverse temperatures, the step sizes,
-        the damping, and the mass of each site.
+        Returns the learned settings by their names in ``learn``: the inverse temperatures, the step
+        sizes, the damping, and the mass of each site.
 
         :param params: ``svi_result.params``.
         """
@@ -221,7 +226,8 @@ class DAVI(ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """
-        Returns minus the bound, and the new values of ``mutable`` sites, as ``{"loss", "mutable_state"}``.
+        Returns minus the bound, and the new values of ``mutable`` sites, as
+        ``{"loss", "mutable_state"}``.
 
         :param rng_key: a JAX random key.
         :param param_map: values of the parameters of model, guide and loss.
@@ -231,7 +237,7 @@ class DAVI(ELBO):
         :param kwargs: keyword arguments of model and guide.
         """
         problem, scale = self._problem(rng_key, param_map, model, guide, args, kwargs)
-        # The elements of a plate share their settings, so the guide's scale of each is no unit for them.
+        # Elements of a plate share their settings: the guide's scale of each is no unit for them.
         settings = self.settings(param_map, None if problem.plates else problem.guide)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
@@ -258,16 +264,16 @@ class DAVI(ELBO):
         **kwargs: Any,
     ) -> DAIS:
         """
-        Returns a :class:`~numpyro_dais.estimators.dais.DAIS` that starts at the fitted guide with the learned
-        settings, for the evidence with an error bar.
+        Returns a :class:`~numpyro_dais.estimators.dais.DAIS` that starts at the fitted guide with
+        the learned settings, for the evidence with an error bar.
 
         :param model: the model.
         :param guide: the guide, or :meth:`guide` of it.
         :param params: ``svi_result.params``.
-        :param num_steps: the number of steps, to which the settings are interpolated; that of the loss if
-            left out.
-        :param kwargs: further arguments of DAIS, such as ``num_particles`` and ``plate``; ``minibatch`` is that
-            of the loss if left out.
+        :param num_steps: the number of steps, to which the settings are interpolated; that of the
+            loss if left out.
+        :param kwargs: further arguments of DAIS, such as ``num_particles`` and ``plate``;
+            ``minibatch`` is that of the loss if left out.
         """
         guide = _unwrap(guide)
         settings = self.settings(params, None if kwargs.get("plate") else guide, num_steps)
@@ -289,9 +295,9 @@ class DAVI(ELBO):
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """
-        Returns posterior draws that the chains have refined: constrained values by site, resampled by weight,
-        as :class:`~numpyro.infer.util.Predictive` takes them. For the weights themselves and for ArviZ
-        see :meth:`estimator`.
+        Returns posterior draws that the chains have refined: constrained values by site, resampled
+        by weight, as :class:`~numpyro.infer.util.Predictive` takes them. For the weights themselves
+        and for ArviZ see :meth:`estimator`.
 
         :param rng_key: a JAX random key.
         :param params: ``svi_result.params``.
@@ -324,7 +330,7 @@ class DAVI(ELBO):
         args: tuple,
         kwargs: dict,
     ) -> tuple[Problem, float]:
-        """What the chains integrate, on one mini-batch, and N/B."""
+        """The problem of the chains, on one mini-batch, and N/B."""
         guide = _unwrap(guide)
         check_guide(guide, params)
         _check_can_be_fitted(guide)
@@ -348,7 +354,8 @@ class DAVI(ELBO):
         plate = find_data_plate(problem, "minibatch=")
         problem = with_data_plate(rng_key, problem, plate, self.batches)
         assert problem.data_plate is not None
-        # The log of a mean of several weights is not linear in them: noise in the last term would bias it.
+        # The log of a mean of several weights is not linear in them: noise in the last term would
+        # bias it.
         return problem.replace(
             data_plate=problem.data_plate._replace(is_end_exact=self.num_particles > 1)
         )
@@ -423,7 +430,10 @@ def _sample_sites(trace: Trace) -> Trace:
 
 
 def _mutable_state(problem: Problem, run: Run) -> dict[str, Any]:
-    """The ``mutable`` sites after one run of the guide, and of the model where the first particle ended."""
+    """
+    The ``mutable`` sites after one run of the guide, and of the model where the first particle
+    ended.
+    """
     traces = [seeded_trace(piece, problem) for piece in pieces_of(problem.guide)]
     traces.append(trace_model(problem, random.key(0)))
     if not any(site["type"] == "mutable" for trace in traces for site in trace.values()):

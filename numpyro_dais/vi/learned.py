@@ -66,8 +66,8 @@ class LearnableSettings(NamedTuple):
 
     def values(self, params: dict[str, Any]) -> dict[str, Any]:
         """
-        Returns the learned settings by name: the betas, the step sizes, the damping, and the mass of each
-        site.
+        Returns the learned settings by name: the betas, the step sizes, the damping, and the mass
+        of each site.
 
         :param params: parameters of a fit.
         """
@@ -132,8 +132,8 @@ class LearnableSettings(NamedTuple):
 
 class LearnedGuide:
     """
-    A guide with the learned settings of a loss beside its own parameters, for SVI. Attributes are those
-    of the guide.
+    A guide with the learned settings of a loss beside its own parameters, for SVI. Attributes are
+    those of the guide.
 
     :param guide: the guide.
     :param learnable: the settings.
@@ -172,8 +172,8 @@ def _betas(logits: jax.Array) -> jax.Array:
 
 def _element_shapes(guide: Any, trace: Trace) -> dict[str, tuple[int, ...]]:
     """
-    The shape of the unconstrained value of each site, in one element of the plates that hold all sites of
-    the guide: a mass belongs to a coordinate, never to a datum.
+    The shape of the unconstrained value of each site, in one element of the plates that hold all
+    sites of the guide: a mass belongs to a coordinate, never to a datum.
     """
     sites: Trace = {}
     for name, site in latent_sites(trace).items():
