@@ -26,6 +26,7 @@ __all__ = [
     "log_mean_error",
     "mean_log",
     "mean_log_error",
+    "owners",
     "pareto_khat",
     "relative_variance",
     "resolution",
@@ -122,10 +123,20 @@ def systematic(uniform: Any, shares: Any, xp: ModuleType = jnp) -> Any:
     :param shares: weights, of any positive sum, ``[num_particles]``.
     :param xp: the array library.
     """
-    number = len(shares)
+    return owners((uniform + xp.arange(len(shares))) / len(shares), shares, xp)
+
+
+def owners(points: Any, shares: Any, xp: ModuleType = jnp) -> Any:
+    """
+    Returns the particles whose shares, laid end to end, points of the unit interval fall into.
+
+    :param points: numbers in [0, 1), ``[num_points]``; uniform ones give independent draws.
+    :param shares: weights, of any positive sum, ``[num_particles]``.
+    :param xp: the array library.
+    """
     edges = xp.cumsum(shares)
-    points = (uniform + xp.arange(number)) / number * edges[-1]
-    return xp.minimum(xp.searchsorted(edges, points, side="right"), number - 1)
+    indices = xp.searchsorted(edges, points * edges[-1], side="right")
+    return xp.minimum(indices, len(shares) - 1)
 
 
 def robust_width(draws: Any) -> np.ndarray:

@@ -233,8 +233,12 @@ class Evidence:
             raise ValueError(
                 "Every weight is zero, so there is nothing to draw from; see print(evidence)."
             )
-        shape = (num_samples, *self.log_weights.shape[1:])
-        indices = random.categorical(rng_key, self.log_weights, axis=0, shape=shape)
+        shares = weights.weight_shares(self.log_weights)
+        points = random.uniform(rng_key, (num_samples, *shares.shape[1:]), shares.dtype)
+        draw = weights.owners
+        if shares.ndim > 1:
+            draw = jax.vmap(draw, in_axes=1, out_axes=1)
+        indices = draw(points, shares)
         index = indices.reshape(*indices.shape, *(1,) * (self.positions.ndim - indices.ndim))
         positions = jnp.take_along_axis(self.positions, index, axis=0)
         draws: dict = jax.vmap(make_target(self.problem).constrain_fn)(positions)
