@@ -19,7 +19,7 @@ from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
 from numpyro_dais.sampler.kernel import ChainState, Noise, Step, Transition, forward_step
 from tests import models
-from tests.test_models import CASES
+from tests.model.test_densities import CASES
 
 ESTIMATORS = {
     "HAIS": (HAIS, {"num_steps": 3, "step_size": 0.3, "damping": 0.7}),

@@ -17,7 +17,7 @@ from numpyro_dais.model import surrogate as surrogate_module
 from numpyro_dais.model.modes import check_mode, find_mode, find_modes, polish_mode, spectrum_of
 from numpyro_dais.model.surrogate import QuadraticSurrogate
 from tests import models
-from tests.test_minibatch import EXACT, TIMES, assert_unbiased, waiting
+from tests.model.test_minibatch import EXACT, TIMES, assert_unbiased, waiting
 
 REGRESSION = {"num_steps": 6, "step_size": 0.1, "num_particles": 8}
 
