@@ -8,7 +8,7 @@ from pathlib import Path
 import subprocess
 import sys
 
-PEERS = Path(__file__).parents[1] / "benchmarks" / "peers.py"
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers.py"
 
 
 def run_peers(results: Path, *arguments: str) -> str:

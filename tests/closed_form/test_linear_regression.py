@@ -16,14 +16,10 @@ from scipy.stats import multivariate_normal
 from numpyro_dais import DAIS, make_settings
 from numpyro_dais.linear_regression import LinearRegression
 from numpyro_dais.schedule import fourth_root_step_size, linear, power, sigmoid
-from tests import models
+from tests import cases
+from tests.cases import paper_regression
 
 LOWER = np.array([[0.6, 0.0, 0.0], [0.2, 0.5, 0.0], [-0.1, 0.15, 0.4]])
-
-
-def paper_regression():
-    rng = np.random.default_rng(0)
-    return LinearRegression(0.1 * rng.standard_normal((10_000, 10)), rng.standard_normal(10_000))
 
 
 def test_log_evidence_is_that_of_the_marginal_normal(regression, regression_data):
@@ -278,7 +274,7 @@ PRECONDITIONERS = {
 @jax.jit
 def bound(rng_key, settings, X, y):
     """Returns the mean log weight and its error; traced, since wide weights would warn here."""
-    estimator = DAIS(models.regression, settings=settings, num_particles=10_000)
+    estimator = DAIS(cases.regression, settings=settings, num_particles=10_000)
     evidence = estimator.log_evidence(rng_key, X, y)
     return evidence.lower_bound, evidence.lower_bound_error
 

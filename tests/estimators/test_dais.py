@@ -21,7 +21,8 @@ from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
 from numpyro_dais.sampler import loop
 from numpyro_dais.schedule import fourth_root_step_size, linear
-from tests import models
+from tests import cases
+from tests.cases import paper_data, paper_model
 
 
 def one_normal():
@@ -130,7 +131,7 @@ def test_traces_do_not_depend_on_the_number_of_steps(data):
         def model(X, y):
             nonlocal num_runs
             num_runs += 1
-            models.regression(X, y)
+            cases.regression(X, y)
 
         estimator = DAIS(model, num_steps=num_steps, num_particles=4, step_size=0.05)
         jax.jit(lambda X, y, e=estimator: e.log_evidence(None, X, y).log_weights).lower(*data)
@@ -140,7 +141,7 @@ def test_traces_do_not_depend_on_the_number_of_steps(data):
 
 def test_jit_and_vmap_agree_with_the_plain_call(data):
     X, y = data
-    estimator = DAIS(models.regression, num_particles=64, num_steps=200, step_size=0.08)
+    estimator = DAIS(cases.regression, num_particles=64, num_steps=200, step_size=0.08)
     keys = random.split(random.key(3), 2)
     offsets = jnp.array([0.0, 0.5])
     plain = [estimator.log_evidence(key, X, y + c) for key, c in zip(keys, offsets, strict=True)]
@@ -158,7 +159,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(data):
 @pytest.mark.parametrize("memory", ["plain", "checkpoint"])
 def test_gradient_matches_finite_differences(regression_data, memory):
     X, y = (jnp.array(x) for x in regression_data)
-    estimator = DAIS(models.regression, num_particles=4, memory=memory, **EXPLICIT)
+    estimator = DAIS(cases.regression, num_particles=4, memory=memory, **EXPLICIT)
 
     @jax.jit
     @jax.value_and_grad
@@ -182,13 +183,13 @@ def test_gradient_matches_the_closed_form(regression_data):
         regression = LinearRegression(
             *regression_data,
             noise_scale=noise_scale,
-            prior_mean=models.PRIOR_MEAN,
-            prior_precision=models.PRIOR_PRECISION / prior_scale**2,
+            prior_mean=cases.PRIOR_MEAN,
+            prior_precision=cases.PRIOR_PRECISION / prior_scale**2,
         )
         return regression.expected_bound(*settings)
 
     estimator = DAIS(
-        models.regression, num_particles=1, schedule=settings[0], step_size=0.12, damping=0.9
+        cases.regression, num_particles=1, schedule=settings[0], step_size=0.12, damping=0.9
     )
 
     def bound(scales, key):
@@ -217,7 +218,7 @@ def test_memory_modes_give_one_gradient(regression_data, monkeypatch, num_steps)
     def gradient(memory, nest_above):
         monkeypatch.setattr(loop, "_NEST_ABOVE", nest_above)
         estimator = DAIS(
-            models.regression, num_particles=2, num_steps=num_steps, step_size=0.05, memory=memory
+            cases.regression, num_particles=2, num_steps=num_steps, step_size=0.05, memory=memory
         )
         bound = lambda scale: estimator.log_evidence(None, X, y, scale).lower_bound  # noqa: E731
         return jax.jit(jax.value_and_grad(bound))(0.8)
@@ -231,7 +232,7 @@ def test_memory_modes_give_one_gradient(regression_data, monkeypatch, num_steps)
 def test_checkpoint_needs_less_memory(data, optimised):
     def temp_bytes(memory, num_steps):
         estimator = DAIS(
-            models.regression, num_particles=8, num_steps=num_steps, step_size=0.02, memory=memory
+            cases.regression, num_particles=8, num_steps=num_steps, step_size=0.02, memory=memory
         )
         bound = lambda scale: estimator.log_evidence(None, *data, scale).lower_bound  # noqa: E731
         compiled = jax.jit(jax.grad(bound)).lower(0.8).compile(optimised)
@@ -243,7 +244,7 @@ def test_checkpoint_needs_less_memory(data, optimised):
 
 
 def test_tune_returns_settings_that_log_evidence_takes(data):
-    estimator = DAIS(models.regression, num_steps=400)
+    estimator = DAIS(cases.regression, num_steps=400)
     settings = estimator.tune(random.key(0), *data)
     assert isinstance(settings, Settings)
     assert settings.num_steps == 400
@@ -251,7 +252,7 @@ def test_tune_returns_settings_that_log_evidence_takes(data):
     evidence = estimator.log_evidence(random.key(0), *data)
     np.testing.assert_array_equal(evidence.settings.step_size, settings.step_size)
     assert evidence.num_gradients == 400 * 128 + settings.num_gradients
-    frozen = DAIS(models.regression, settings=settings)
+    frozen = DAIS(cases.regression, settings=settings)
     again = jax.jit(frozen.log_evidence)(random.key(0), *data)
     np.testing.assert_allclose(again.log_weights, evidence.log_weights, rtol=1e-4)
 
@@ -260,7 +261,7 @@ def test_tuned_step_is_stable_whatever_the_scale(data):
     """The same problem in units of 1e-3 and 1e3 gets the same step in units of the start."""
 
     def model(X, y, unit):
-        w = numpyro.sample("w", dist.Normal(models.PRIOR_MEAN * unit, unit).to_event(1))
+        w = numpyro.sample("w", dist.Normal(cases.PRIOR_MEAN * unit, unit).to_event(1))
         numpyro.sample("y", dist.Normal(X @ w / unit, 0.8), obs=y)
 
     kwargs = {"num_steps": 64, "start": "prior"}
@@ -273,7 +274,7 @@ def test_tuned_step_is_stable_whatever_the_scale(data):
 
 
 def test_tracing_without_settings_names_tune(data):
-    estimator = DAIS(models.regression)
+    estimator = DAIS(cases.regression)
     with pytest.raises(ValueError, match=r"complete settings under jit.*`tune`"):
         jax.jit(estimator.log_evidence)(random.key(0), *data)
     with pytest.raises(ValueError, match="tune runs on the host"):
@@ -299,16 +300,6 @@ def test_potential_function_over_an_array_and_a_dict():
         assert evidence.standard_error < 0.05
     assert array.samples().shape == (2_000, 2)
     assert by_name.samples()["b"].shape == (2_000,)
-
-
-def paper_data():
-    rng = np.random.default_rng(0)
-    return 0.1 * rng.standard_normal((10_000, 10)), rng.standard_normal(10_000)
-
-
-def paper_model(X, y):
-    w = numpyro.sample("w", dist.Normal(jnp.zeros(X.shape[1]), 1).to_event(1))
-    numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
 
 
 def test_float32_keeps_the_digits_of_a_large_log_density(optimised):
@@ -372,13 +363,13 @@ def test_float32_that_cannot_resolve_the_error_says_so():
 def test_plate_gives_one_evidence_per_element():
     y = jnp.array([0.3, -2.0, 4.0, 1.0])
     kwargs = {"num_steps": 50, "num_particles": 1_000, "step_size": 0.3}
-    evidence = DAIS(models.normal_means, plate="data", **kwargs).log_evidence(random.key(1), y)
+    evidence = DAIS(cases.normal_means, plate="data", **kwargs).log_evidence(random.key(1), y)
     exact = dist.Normal(1.0, np.hypot(1.5, 0.5)).log_prob(y)
     assert evidence.log_weights.shape == (1_000, 4)
     assert np.all(np.abs(evidence.log_evidence - exact) < 4 * evidence.standard_error)
     assert np.all(evidence.standard_error < 0.05)
     # One number for all: the same model without plate=, whose weights are products.
-    joint = DAIS(models.normal_means, **kwargs).log_evidence(random.key(1), y)
+    joint = DAIS(cases.normal_means, **kwargs).log_evidence(random.key(1), y)
     assert abs(float(joint) - exact.sum()) < 4 * joint.standard_error
     draws = evidence.samples(random.key(2), 3_000)
     posterior_mean = (y / 0.25 + 1 / 2.25) / (1 / 0.25 + 1 / 2.25)

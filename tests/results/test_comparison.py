@@ -25,7 +25,7 @@ from numpyro_dais.model.observed import observed_values
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.plots import plot_comparison, plot_sandwich
 from numpyro_dais.results.comparison import Comparison
-from tests.test_evidence import make_evidence
+from tests.helpers import make_evidence
 
 Y = np.array([0.3, -1.1, 2.4, 0.9])
 

@@ -18,8 +18,7 @@ from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
 from numpyro_dais.sampler.kernel import ChainState, Noise, Step, Transition, forward_step
-from tests import models
-from tests.test_models import CASES
+from tests import cases
 
 ESTIMATORS = {
     "HAIS": (HAIS, {"num_steps": 3, "step_size": 0.3, "damping": 0.7}),
@@ -30,8 +29,8 @@ ESTIMATORS = {
 
 @pytest.mark.parametrize(("kind", "kwargs"), ESTIMATORS.values(), ids=ESTIMATORS)
 def test_weights_are_unbiased(kind, kwargs):
-    exact = models.gamma_poisson_log_evidence()
-    estimator = kind(models.gamma_poisson, num_particles=20_000, **kwargs)
+    exact = cases.gamma_poisson_log_evidence()
+    estimator = kind(cases.gamma_poisson, num_particles=20_000, **kwargs)
     log_weights = np.asarray(estimator.log_evidence(random.key(3)).log_weights, np.float64)
     weights = np.exp(log_weights - exact)
     assert 0.3 < log_weights.var() < 2
@@ -42,7 +41,7 @@ def test_weights_are_unbiased(kind, kwargs):
 @pytest.mark.parametrize("kind", [HAIS, AIS, ImportanceSampling])
 @pytest.mark.parametrize("name", ["beta_binomial", "dirichlet_multinomial", "hierarchy"])
 def test_weights_are_unbiased_on_the_targets_of_dais(kind, name):
-    case = CASES[name]
+    case = cases.CASES[name]
     kwargs = {"num_steps": case.num_steps, "step_size": case.step_size}
     if kind is AIS:
         kwargs = {"num_steps": 4, "step_size": case.step_size, "num_leapfrog": 4}
@@ -59,16 +58,16 @@ def test_weights_are_unbiased_on_the_targets_of_dais(kind, name):
 @pytest.mark.parametrize("kind", [HAIS, AIS])
 def test_one_step_is_importance_sampling(kind):
     kwargs = {"num_steps": 1, "step_size": 0.3, "num_particles": 20}
-    run = jax.jit(kind(models.gamma_poisson, **kwargs).log_evidence)(random.key(1))
-    reference = jax.jit(ImportanceSampling(models.gamma_poisson, num_particles=20).log_evidence)(
+    run = jax.jit(kind(cases.gamma_poisson, **kwargs).log_evidence)(random.key(1))
+    reference = jax.jit(ImportanceSampling(cases.gamma_poisson, num_particles=20).log_evidence)(
         random.key(1)
     )
     np.testing.assert_allclose(run.log_weights, reference.log_weights, rtol=1e-5)
 
 
 def test_importance_sampling_is_dais_without_steps():
-    one = ImportanceSampling(models.gamma_poisson).log_evidence(random.key(1))
-    other = DAIS(models.gamma_poisson, num_steps=0).log_evidence(random.key(1))
+    one = ImportanceSampling(cases.gamma_poisson).log_evidence(random.key(1))
+    other = DAIS(cases.gamma_poisson, num_steps=0).log_evidence(random.key(1))
     np.testing.assert_array_equal(one.log_weights, other.log_weights)
     assert one.num_gradients == 64  # 128 densities, half a gradient each
     assert one.method == "ImportanceSampling"
@@ -95,7 +94,7 @@ def test_a_constant_in_the_likelihood_only_shifts(kind):
     """An annealed sampler in a widely used library fails this."""
 
     def model(constant):
-        models.gamma_poisson()
+        cases.gamma_poisson()
         numpyro.factor("constant", constant)
 
     estimator = kind(model, num_steps=4, step_size=0.3, num_particles=50)
@@ -119,9 +118,9 @@ def test_corrected_transitions_leave_the_tempered_density_invariant(transition, 
     the last of these fails.
     """
     num_draws, beta = 100_000, 0.6
-    target = make_target(Problem(models.gamma_poisson))
-    shape = models.GAMMA[0] + beta * float(models.COUNTS.sum())
-    exact = stats.gamma(shape, scale=1 / (models.GAMMA[1] + beta * len(models.COUNTS)))
+    target = make_target(Problem(cases.gamma_poisson))
+    shape = cases.GAMMA[0] + beta * float(cases.COUNTS.sum())
+    exact = stats.gamma(shape, scale=1 / (cases.GAMMA[1] + beta * len(cases.COUNTS)))
     keys = random.split(random.key(4), 4)
     rate = random.gamma(keys[0], shape, (num_draws,)) * exact.kwds["scale"]
     position = jnp.log(rate)[:, None]
@@ -172,9 +171,9 @@ def test_pilot_reaches_the_target_acceptance_for_each_element(kind, target):
 
 
 def test_frozen_settings_give_the_same_run():
-    estimator = HAIS(models.gamma_poisson, num_steps=20, num_particles=64)
+    estimator = HAIS(cases.gamma_poisson, num_steps=20, num_particles=64)
     settings = estimator.tune(random.key(6))
-    frozen = HAIS(models.gamma_poisson, settings=settings, num_particles=64)
+    frozen = HAIS(cases.gamma_poisson, settings=settings, num_particles=64)
     np.testing.assert_allclose(
         estimator.log_evidence(random.key(6)).log_weights,
         frozen.log_evidence(random.key(6)).log_weights,
@@ -185,14 +184,14 @@ def test_frozen_settings_give_the_same_run():
 
 def test_online_rule_moves_by_two_percent():
     estimator = AIS(
-        models.gamma_poisson, num_steps=30, num_leapfrog=3, num_particles=64, adaptation="online"
+        cases.gamma_poisson, num_steps=30, num_leapfrog=3, num_particles=64, adaptation="online"
     )
     evidence = estimator.log_evidence(random.key(7))
     ratios = np.asarray(evidence.settings.step_size[1:] / evidence.settings.step_size[:-1])
     assert np.all(np.isclose(ratios, 1.02, rtol=1e-4) | np.isclose(ratios, 0.98, rtol=1e-4))
     is_high = np.asarray(evidence.acceptance[:-1]) > 0.65
     np.testing.assert_array_equal(is_high, ratios > 1)
-    exact = models.gamma_poisson_log_evidence()
+    exact = cases.gamma_poisson_log_evidence()
     assert abs(float(evidence) - exact) < 5 * evidence.standard_error
 
 
@@ -215,4 +214,4 @@ ERRORS = {
 @pytest.mark.parametrize(("kind", "kwargs", "message"), ERRORS.values(), ids=ERRORS)
 def test_bad_arguments(kind, kwargs, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        kind(models.gamma_poisson, **kwargs)
+        kind(cases.gamma_poisson, **kwargs)

@@ -39,7 +39,7 @@ from numpyro_dais.sampler.reversible.fixed_point import (
     undo_multiply,
 )
 from numpyro_dais.sampler.reversible.gradient import OVERFLOW_NOTE, Reversible, prepare, start_scale
-from tests import models
+from tests import cases
 
 # Arithmetic
 
@@ -151,7 +151,7 @@ def mixture():
 
 def regression():
     X = jnp.array([[0.5, -1.0, 0.2], [1.5, 0.3, -0.4], [-0.7, 0.8, 1.1], [0.1, 0.2, 0.9]])
-    models.regression(X, jnp.array([0.3, -0.2, 1.4, 0.8]))
+    cases.regression(X, jnp.array([0.3, -0.2, 1.4, 0.8]))
 
 
 MODELS = {
@@ -403,8 +403,8 @@ def test_inside_svi_update(regression_data):
             return -estimator.log_evidence(rng_key, *args).log_evidence
 
     X, y = (jnp.array(x) for x in regression_data)
-    guide = AutoNormal(models.regression)
-    svi = SVI(models.regression, guide, numpyro.optim.Adam(0.02), NegativeBound())
+    guide = AutoNormal(cases.regression)
+    svi = SVI(cases.regression, guide, numpyro.optim.Adam(0.02), NegativeBound())
     result = svi.run(random.key(0), 60, X, y, progress_bar=False)
     losses = np.asarray(result.losses)
     assert np.all(np.isfinite(losses))
@@ -458,7 +458,7 @@ def test_overflow_is_reported():
 
 def test_weights_are_unbiased():
     estimator = DAIS(
-        models.gamma_poisson,
+        cases.gamma_poisson,
         num_steps=16,
         num_particles=4_000,
         step_size=0.2,
@@ -466,7 +466,7 @@ def test_weights_are_unbiased():
         memory="reversible",
     )
     evidence = estimator.log_evidence(random.key(2))
-    weights = np.exp(evidence.log_weights - models.gamma_poisson_log_evidence())
+    weights = np.exp(evidence.log_weights - cases.gamma_poisson_log_evidence())
     error = weights.std(ddof=1) / np.sqrt(len(weights))
     assert abs(weights.mean() - 1) < 5 * error
     assert error < 0.05
@@ -526,7 +526,7 @@ REFUSALS = {
 @pytest.mark.parametrize(("kind", "kwargs", "error", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(kind, kwargs, error, message):
     with pytest.raises(error, match=message):
-        kind(models.beta_binomial, **({"memory": "reversible"} | kwargs))
+        kind(cases.beta_binomial, **({"memory": "reversible"} | kwargs))
 
 
 def test_second_derivatives_are_refused():

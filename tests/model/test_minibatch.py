@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Mini-batch DAIS and DAVI: exact ends, unbiased weights, honest errors."""
+"""Mini-batch DAIS: exact ends, unbiased weights, honest errors."""
 
 import functools
 import itertools
@@ -12,47 +12,26 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import gammaln
 
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
-from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling
+from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais.estimators import runner
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.subsampling import draw_batch, draw_minibatch, find_data_plate
 from numpyro_dais.model.target import make_target
+from tests.cases import TIMES, TIMES_POSTERIOR, waiting_times, waiting_times_log_evidence
+from tests.helpers import assert_unbiased
 
-TIMES = jnp.array([2.0, 0.1, 1.0, 1.4, 0.3, 0.7, 3.0])
-SHAPE, RATE = len(TIMES) + 1, 0.5 + float(TIMES.sum())  # of the posterior, a Gamma
-EXACT = np.log(0.5) + gammaln(SHAPE) - SHAPE * np.log(RATE)
-
-
-def waiting(times, batch_size=3):
-    """A skewed posterior with a closed form, in mini-batches that do not divide the data."""
-    rate = numpyro.sample("rate", dist.Exponential(0.5))
-    numpyro.deterministic("twice", 2 * rate)
-    with numpyro.plate("rows", len(times), subsample_size=batch_size):
-        batch = numpyro.subsample(times, event_dim=0)
-        numpyro.deterministic("residual", batch - rate)
-        numpyro.sample("y", dist.Exponential(rate), obs=batch)
+EXACT = waiting_times_log_evidence()
 
 
 def minibatched(*args, minibatch=True, **kwargs):
     with pytest.warns(UserWarning, match="does not tighten"):
         return DAIS(*args, minibatch=minibatch, **kwargs)
-
-
-def assert_unbiased(log_weights, log_evidence):
-    """The mean weight within five standard errors of the evidence, and the errors small enough to see."""
-    weights = np.exp(np.asarray(log_weights, np.float64) - log_evidence)
-    error = weights.std(ddof=1) / np.sqrt(weights.size)
-    assert error < 0.05
-    assert abs(weights.mean() - 1) < 5 * error
 
 
 def test_subsets_are_uniform():
@@ -72,7 +51,7 @@ def test_subsets_are_uniform():
 def test_the_randomness_of_a_minibatch_is_not_that_of_the_run():
     """Not drawn with a key that the run's is split into: ``fold_in(key, 1)`` is ``split(key)[1]``."""
     key, sizes = random.key(5), {"rows": (60, 30)}
-    drawn = draw_minibatch(key, Problem(waiting), sizes).subsample["rows"]
+    drawn = draw_minibatch(key, Problem(waiting_times), sizes).subsample["rows"]
     for other in (key, *random.split(key, 3)):
         run_key = random.fold_in(other, 0)
         with handlers.seed(rng_seed=run_key), numpyro.plate("rows", *sizes["rows"]) as indices:
@@ -83,7 +62,7 @@ def test_the_randomness_of_a_minibatch_is_not_that_of_the_run():
 def unbiased_estimator(minibatch):
     """One for several tests, so that its program is compiled once."""
     return minibatched(
-        waiting,
+        waiting_times,
         minibatch=minibatch,
         num_steps=8,
         step_size=0.15,
@@ -162,8 +141,8 @@ def test_equal_rows_give_the_full_batch(x64):
     """Where every mini-batch has the mean gradient of the data, weights are those of the full batch."""
     times = jnp.full(4, 1.0)
     settings = {"num_steps": 8, "step_size": 0.2, "num_particles": 6}
-    full = DAIS(waiting, **settings).log_evidence(random.key(1), times, None)
-    evidence = minibatched(waiting, **settings).log_evidence(random.key(1), times)
+    full = DAIS(waiting_times, **settings).log_evidence(random.key(1), times, None)
+    evidence = minibatched(waiting_times, **settings).log_evidence(random.key(1), times)
     np.testing.assert_allclose(evidence.log_weights, full.log_weights, rtol=1e-12)
 
 
@@ -171,7 +150,7 @@ def test_steps_see_fresh_batches_and_the_reverse_chain_the_same():
     """The dynamics of a step are a function of the key and the index; sharing is as asked for."""
     gradients = {}
     for minibatch in ("shared", "particle"):
-        estimator = minibatched(waiting, minibatch=minibatch, num_steps=6, step_size=0.1)
+        estimator = minibatched(waiting_times, minibatch=minibatch, num_steps=6, step_size=0.1)
         problem = estimator._integrand.problem((TIMES,), {})
         target = make_target(estimator._with_dynamics(random.key(0), problem))
 
@@ -188,7 +167,8 @@ def test_steps_see_fresh_batches_and_the_reverse_chain_the_same():
 
 def test_sandwich_and_gradient():
     """Reverse chains see the sequence of the forward ones; the estimate is differentiable in the data."""
-    draws = np.random.default_rng(0).gamma(SHAPE, 1 / RATE, 5000)
+    shape, rate = TIMES_POSTERIOR
+    draws = np.random.default_rng(0).gamma(shape, 1 / rate, 5000)
     estimator = unbiased_estimator(True)
     posterior_samples = {"rate": jnp.asarray(draws, jnp.float32)}
     evidence = estimator.sandwich(random.key(2), TIMES, posterior_samples=posterior_samples)
@@ -238,8 +218,18 @@ def discrete(counts):
 
 
 BAD_MODELS = {
-    "B > N": (waiting, (9,), ValueError, "'rows' has 7 elements and subsample_size=9; .* smaller"),
-    "no subsampled plate": (waiting, (None,), ValueError, "needs a subsampled plate.*has none"),
+    "B > N": (
+        waiting_times,
+        (9,),
+        ValueError,
+        "'rows' has 7 elements and subsample_size=9; .* smaller",
+    ),
+    "no subsampled plate": (
+        waiting_times,
+        (None,),
+        ValueError,
+        "needs a subsampled plate.*has none",
+    ),
     "two plates": (two_plates, (), NotImplementedError, r"one subsampled plate.*\['a', 'b'\]"),
     "local latent": (local_latent, (), NotImplementedError, "'rows', but 'rate' is inside"),
     "imputed": (
@@ -281,7 +271,7 @@ BAD_ARGUMENTS = {
 )
 def test_arguments_that_do_not_go_with_it(estimator, kwargs, kind, message):
     with pytest.raises(kind, match=message):
-        estimator(waiting, **{"minibatch": True, **kwargs})
+        estimator(waiting_times, **{"minibatch": True, **kwargs})
 
 
 def test_potential_functions_have_no_batches():
@@ -293,7 +283,9 @@ def test_one_warning_for_each_estimator():
     """One sentence that cites the theorem and names the remedy, at the line of the caller."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        estimator = DAIS(waiting, minibatch=True, num_steps=2, step_size=0.01, num_particles=16)
+        estimator = DAIS(
+            waiting_times, minibatch=True, num_steps=2, step_size=0.01, num_particles=16
+        )
         for seed in range(2):
             estimator.log_evidence(random.key(seed), TIMES)
     messages = [str(warning.message) for warning in caught if "tighten" in str(warning.message)]
@@ -301,69 +293,3 @@ def test_one_warning_for_each_estimator():
     assert "Theorem 2 of Zhang et al. 2021" in messages[0]
     assert "surrogate='quadratic'" in messages[0]
     assert caught[0].filename == __file__
-
-
-def fitted(loss, guide):
-    svi = SVI(waiting, guide, numpyro.optim.Adam(0.01), loss=loss)
-    return svi.get_params(svi.init(random.key(0), TIMES))
-
-
-def test_davi_is_unbiased_for_its_bound():
-    """
-    One particle, whose last density is a mini-batch's: loss and gradient have the expectation that they
-    have with all the data there. Several particles: theirs is exact.
-    """
-    with pytest.warns(UserWarning, match="does not tighten"):
-        davi = DAVI(num_steps=2, step_size=0.2, minibatch=True)
-    with pytest.warns(UserWarning, match="does not tighten"):
-        several = DAVI(num_steps=2, step_size=0.2, minibatch=True, num_particles=2)
-    guide = AutoNormal(waiting)
-    params = {"rate_auto_loc": jnp.array(0.3), "rate_auto_scale": jnp.array(0.4)}
-    assert set(fitted(davi, guide)) == set(params)
-
-    def loss(params, key, is_end_exact):
-        problem, scale = davi._problem(key, params, waiting, guide, (TIMES,), {})
-        assert scale == 1.0
-        assert problem.data_plate.is_end_exact is False
-        if is_end_exact:
-            plate = problem.data_plate._replace(is_end_exact=True)
-            davi._problem, original = (
-                (lambda *_: (problem.replace(data_plate=plate), 1.0)),
-                davi._problem,
-            )
-            try:
-                return davi.loss(key, params, waiting, guide, TIMES)
-            finally:
-                davi._problem = original
-        return davi.loss(key, params, waiting, guide, TIMES)
-
-    keys = random.split(random.key(1), 2000)
-
-    def both(key):
-        return [jax.value_and_grad(loss)(params, key, exact) for exact in (False, True)]
-
-    noisy, exact = jax.jit(jax.vmap(both))(keys)
-    for one, other in zip(jax.tree.leaves(noisy), jax.tree.leaves(exact), strict=True):
-        difference = np.asarray(one - other, np.float64)
-        error = difference.std(ddof=1) / np.sqrt(len(keys))
-        assert error > 0
-        assert abs(difference.mean()) < 5 * error
-    assert np.mean(exact[0]) > -EXACT
-
-    problem, _ = several._problem(keys[0], params, waiting, guide, (TIMES,), {})
-    assert problem.data_plate.is_end_exact
-    draws = davi.posterior(random.key(0), params, waiting, guide, TIMES, num_samples=200)
-    assert draws["rate"].shape == (200,)
-
-
-def test_davi_says_which_flag():
-    guide = AutoNormal(waiting)
-    params = fitted(Trace_ELBO(), guide)
-    with pytest.raises(NotImplementedError, match=r"'rate' is outside of it.* Pass minibatch=True"):
-        DAVI(num_steps=2).loss(random.key(0), params, waiting, guide, TIMES)
-    with pytest.raises(NotImplementedError, match="same densities at every step; got minibatch="):
-        DAVI(num_steps=2, minibatch=True, memory="reversible")
-    with pytest.warns(UserWarning, match="does not tighten"):
-        davi = DAVI(num_steps=2, minibatch=True)
-    with pytest.raises(ValueError, match="needs a subsampled plate"):
-        davi.loss(random.key(0), params, waiting, guide, TIMES, None)

@@ -17,7 +17,7 @@ from numpyro_dais import AIS, DAIS, HAIS
 from numpyro_dais.linear_regression import LinearRegression
 from numpyro_dais.results.bennett import bennett
 from numpyro_dais.schedule import power
-from tests import models
+from tests import cases
 
 ESTIMATORS = {
     "DAIS": (DAIS, {"num_steps": 6, "step_size": 0.3, "damping": 0.7}),
@@ -27,16 +27,16 @@ ESTIMATORS = {
 
 
 def gamma_posterior(num_draws):
-    shape, rate = models.GAMMA
-    total, n = float(models.COUNTS.sum()), len(models.COUNTS)
+    shape, rate = cases.GAMMA
+    total, n = float(cases.COUNTS.sum()), len(cases.COUNTS)
     return {"rate": random.gamma(random.key(11), shape + total, (num_draws,)) / (rate + n)}
 
 
 @pytest.mark.parametrize(("kind", "kwargs"), ESTIMATORS.values(), ids=ESTIMATORS)
 def test_reverse_weights_and_the_sandwich(kind, kwargs):
     """E[1/w] = 1/Z from exact draws, and the truth between the bounds, on a skewed posterior."""
-    exact = models.gamma_poisson_log_evidence()
-    estimator = kind(models.gamma_poisson, num_particles=20_000, **kwargs)
+    exact = cases.gamma_poisson_log_evidence()
+    estimator = kind(cases.gamma_poisson, num_particles=20_000, **kwargs)
     evidence = estimator.sandwich(random.key(9), posterior_samples=gamma_posterior(20_000))
     inverse = np.exp(exact - np.asarray(evidence.reverse_log_weights, np.float64))
     error = inverse.std() / np.sqrt(len(inverse))
@@ -66,15 +66,15 @@ def test_sandwich_of_a_regression(kind, precision, regression_data):
         X,
         y,
         noise_scale=0.8,
-        prior_mean=models.PRIOR_MEAN,
-        prior_precision=models.PRIOR_PRECISION,
+        prior_mean=cases.PRIOR_MEAN,
+        prior_precision=cases.PRIOR_PRECISION,
     )
     covariance = np.linalg.inv(exact.posterior_precision)
     rng = np.random.default_rng(5)
     draws = rng.multivariate_normal(exact.posterior_mean, covariance, 4_000)
     schedule = lambda num_steps: power(num_steps, 2.0)  # noqa: E731
     estimator = kind(
-        models.regression, num_steps=60, num_particles=4_000, step_size=0.25, schedule=schedule
+        cases.regression, num_steps=60, num_particles=4_000, step_size=0.25, schedule=schedule
     )
     evidence = estimator.sandwich(random.key(3), X, y, posterior_samples={"w": draws})
     assert evidence.log_weights.dtype == evidence.reverse_log_weights.dtype == precision
@@ -90,14 +90,14 @@ def test_sandwich_of_a_regression(kind, precision, regression_data):
 def test_sandwich_shrinks_with_the_number_of_steps():
     gaps = []
     for num_steps in (2, 30):
-        estimator = DAIS(models.gamma_poisson, num_steps=num_steps, step_size=0.3)
+        estimator = DAIS(cases.gamma_poisson, num_steps=num_steps, step_size=0.3)
         evidence = estimator.sandwich(None, posterior_samples=gamma_posterior(500))
         gaps.append(float(evidence.upper_bound - evidence.lower_bound))
     assert gaps[0] > gaps[1] > 0
 
 
 def test_sandwich_may_be_traced():
-    estimator = DAIS(models.gamma_poisson, num_steps=2, num_particles=1000, step_size=0.3)
+    estimator = DAIS(cases.gamma_poisson, num_steps=2, num_particles=1000, step_size=0.3)
 
     @jax.jit
     def sandwich(draws):
@@ -105,17 +105,17 @@ def test_sandwich_may_be_traced():
         return evidence.lower_bound, evidence.upper_bound
 
     lower, upper = sandwich(gamma_posterior(1000))
-    assert lower + 0.02 < models.gamma_poisson_log_evidence() < upper - 0.02
+    assert lower + 0.02 < cases.gamma_poisson_log_evidence() < upper - 0.02
 
 
 def test_without_steps_it_is_bridge_sampling():
     """Against the fixed-point iteration of Meng and Wong, on densities evaluated by hand."""
     draws = gamma_posterior(300)
-    estimator = DAIS(models.gamma_poisson, num_steps=0, num_particles=200)
+    estimator = DAIS(cases.gamma_poisson, num_steps=0, num_particles=200)
     evidence = estimator.sandwich(random.key(1), posterior_samples=draws)
 
     def log_likelihood(rate):
-        return dist.Poisson(rate[:, None]).log_prob(models.COUNTS).sum(-1)
+        return dist.Poisson(rate[:, None]).log_prob(cases.COUNTS).sum(-1)
 
     prior_rate = jnp.exp(evidence.positions[:, 0])  # without steps, the draws themselves
     forward = np.exp(np.asarray(log_likelihood(prior_rate), np.float64))
@@ -152,7 +152,7 @@ def test_sandwich_per_element_of_a_plate():
         random.key(3), (400, 3)
     )
     estimator = DAIS(
-        models.normal_means, plate="data", num_steps=10, num_particles=400, step_size=0.3
+        cases.normal_means, plate="data", num_steps=10, num_particles=400, step_size=0.3
     )
     evidence = estimator.sandwich(random.key(4), y, posterior_samples={"x": draws})
     exact = dist.Normal(1.0, np.hypot(1.5, 0.5)).log_prob(y)
@@ -162,9 +162,9 @@ def test_sandwich_per_element_of_a_plate():
 
 
 def test_sandwich_by_nuts_says_that_it_is_approximate():
-    estimator = DAIS(models.gamma_poisson, num_steps=10, num_particles=400, step_size=0.3)
+    estimator = DAIS(cases.gamma_poisson, num_steps=10, num_particles=400, step_size=0.3)
     evidence = estimator.sandwich(random.key(6))
-    exact = models.gamma_poisson_log_evidence()
+    exact = cases.gamma_poisson_log_evidence()
     assert evidence.num_chains == 4
     assert "approximate: draws by NUTS" in repr(evidence)
     assert abs(float(evidence) - exact) < 5 * evidence.standard_error
@@ -210,7 +210,7 @@ def test_certificate_is_the_divergence_of_prior_and_posterior_without_steps():
     -1/2 + c, at fresh ones -4.75 / 0.5 + c, with c = -log(0.5 sqrt(2 pi)).
     """
     y = jnp.zeros(3)
-    estimator = DAIS(models.normal_means, num_steps=0, num_particles=50, plate="data")
+    estimator = DAIS(cases.normal_means, num_steps=0, num_particles=50, plate="data")
     got = estimator.certify(random.key(3), y, num_datasets=400)
     c = -np.log(0.5 * np.sqrt(2 * np.pi))
     assert abs(got.upper_bound - (-0.5 + c)) < 4 * got.upper_bound_error
@@ -230,15 +230,15 @@ def test_certificate_of_an_amortised_guide():
             numpyro.sample("x", dist.Normal(mean, precision**-0.5))
 
     kwargs = {"guide": guide, "guide_params": {}, "plate": "data"}
-    estimator = DAIS(models.normal_means, num_steps=0, num_particles=3, step_size=1.0, **kwargs)
+    estimator = DAIS(cases.normal_means, num_steps=0, num_particles=3, step_size=1.0, **kwargs)
     result = estimator.certify(random.key(0), jnp.zeros(2), num_datasets=4)
     assert abs(result.gap) < 1e-5
     assert result.lower_bound_error > 0.01
 
 
 def test_certificate_shrinks_with_steps():
-    few = HAIS(models.gamma_poisson, num_particles=20, num_steps=3, step_size=0.3)
-    many = HAIS(models.gamma_poisson, num_particles=20, num_steps=60, step_size=0.3)
+    few = HAIS(cases.gamma_poisson, num_particles=20, num_steps=3, step_size=0.3)
+    many = HAIS(cases.gamma_poisson, num_particles=20, num_steps=60, step_size=0.3)
     assert 0 < many.certify(num_datasets=30).gap < few.certify(num_datasets=30).gap
 
 
@@ -263,7 +263,7 @@ def test_certify_needs_data_that_can_be_simulated(model, message):
 
 def test_certify_needs_two_data_sets():
     with pytest.raises(ValueError, match=r"num_datasets.*at least 2; got 1"):
-        DAIS(models.gamma_poisson, num_steps=2, step_size=0.1).certify(num_datasets=1)
+        DAIS(cases.gamma_poisson, num_steps=2, step_size=0.1).certify(num_datasets=1)
 
 
 BAD_SAMPLES = {
@@ -278,7 +278,7 @@ BAD_SAMPLES = {
 
 @pytest.mark.parametrize(("samples", "message"), BAD_SAMPLES.values(), ids=BAD_SAMPLES)
 def test_bad_posterior_samples(samples, message):
-    estimator = DAIS(models.gamma_poisson, num_steps=0, num_particles=100)
+    estimator = DAIS(cases.gamma_poisson, num_steps=0, num_particles=100)
     with pytest.raises(ValueError, match=message):
         estimator.sandwich(posterior_samples=samples)
 

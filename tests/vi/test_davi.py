@@ -23,7 +23,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_dais import DAIS, DAVI
 from numpyro_dais.linear_regression import LinearRegression
-from tests import models
+from tests.cases import normal_means
 
 # A handful of particles is enough for an identity, and too few for an estimate.
 pytestmark = [
@@ -34,13 +34,6 @@ pytestmark = [
 ALL = ("schedule", "step_size", "damping", "mass")
 Y = jnp.array([0.3, 2.0, -1.0, 4.0, 1.2, 0.1])
 N, B = 6, 3
-
-
-def means(y):
-    """y_i is marginally N(1, 1.5^2 + 0.5^2)."""
-    with numpyro.plate("data", len(y)):
-        x = numpyro.sample("x", dist.Normal(1.0, 1.5))
-        numpyro.sample("y", dist.Normal(x, 0.5), obs=y)
 
 
 def means_guide(y):
@@ -162,14 +155,19 @@ def test_a_minibatch_is_one_for_all_particles_and_steps():
 
 
 IDENTITIES = {
-    "AutoNormal": (means, lambda: autoguide.AutoNormal(means, init_scale=0.5), 1.0, True),
+    "AutoNormal": (
+        normal_means,
+        lambda: autoguide.AutoNormal(normal_means, init_scale=0.5),
+        1.0,
+        True,
+    ),
     "AutoMultivariateNormal": (
-        means,
-        lambda: autoguide.AutoMultivariateNormal(means, init_scale=0.5),
+        normal_means,
+        lambda: autoguide.AutoMultivariateNormal(normal_means, init_scale=0.5),
         1.0,
         False,
     ),
-    "hand_written": (means, lambda: means_guide, 1.0, True),
+    "hand_written": (normal_means, lambda: means_guide, 1.0, True),
     "subsampled": (batched_means, lambda: batched_guide, N / B, True),
 }
 
@@ -269,10 +267,10 @@ def test_entropy_enters_through_its_gradient_only():
     )
     guide = with_bonus.guide(means_guide)
     logits = jnp.array([0.3, -0.2, 0.5, 0.0])
-    params = {**init_params(means, guide, with_bonus, Y), "davi_schedule": logits}
+    params = {**init_params(normal_means, guide, with_bonus, Y), "davi_schedule": logits}
 
     def loss(davi):
-        loss = jax.value_and_grad(lambda p: davi.loss(random.key(0), p, means, guide, Y))
+        loss = jax.value_and_grad(lambda p: davi.loss(random.key(0), p, normal_means, guide, Y))
         return jax.jit(loss)(params)
 
     (value, slopes), (expected, expected_slopes) = loss(with_bonus), loss(without)
@@ -320,7 +318,7 @@ def test_closes_the_gap_of_a_mean_field_guide(optimised):
 def test_every_door_of_svi():
     """init, update, stable_update, evaluate and run; under jit, in forward mode, and with both kinds of optimisers."""
     davi = DAVI(num_steps=2, num_particles=2, learn=("step_size",))
-    svi = SVI(means, davi.guide(means_guide), optax.adam(0.01), davi)
+    svi = SVI(normal_means, davi.guide(means_guide), optax.adam(0.01), davi)
     state = svi.init(random.key(0), Y)
     forward = partial(svi.update, forward_mode_differentiation=True)
     (by_reverse, loss), (stable, _), (by_forward, _) = (
@@ -330,7 +328,7 @@ def test_every_door_of_svi():
     for other in (stable, by_forward):
         for name, value in svi.get_params(by_reverse).items():
             np.testing.assert_allclose(svi.get_params(other)[name], value, rtol=1e-3, atol=1e-5)
-    svi = SVI(means, davi.guide(means_guide), numpyro.optim.Adam(0.01), davi)
+    svi = SVI(normal_means, davi.guide(means_guide), numpyro.optim.Adam(0.01), davi)
     result = svi.run(random.key(0), 20, Y, progress_bar=False)
     assert np.mean(result.losses[-5:]) < np.mean(result.losses[:5])
 
@@ -401,7 +399,7 @@ def test_two_plates_give_a_bound_for_each_pair():
 
 def test_one_site_outside_of_the_plate_is_named():
     def model(y):
-        means(y)
+        normal_means(y)
         numpyro.factor("outside", 0.5)
 
     davi, params = DAVI(num_steps=1, num_particles=2), {"weight": 0.7, "scale": 0.8}
@@ -421,7 +419,7 @@ def test_an_amortised_guide_runs_once():
         means_guide(y)
 
     params = {"weight": 0.7, "scale": 0.8}
-    estimator = DAIS(means, num_steps=2, step_size=0.1, guide=counting, guide_params=params)
+    estimator = DAIS(normal_means, num_steps=2, step_size=0.1, guide=counting, guide_params=params)
     from numpyro_dais.model.target import make_target
 
     target = make_target(estimator._integrand.problem((Y,), {}))
@@ -568,16 +566,26 @@ def auxiliary(y):
 
 
 LOSS_ERRORS = {
-    "AutoDelta": (means, autoguide.AutoDelta(means), NotImplementedError, "a point mass"),
-    "AutoDAIS": (means, autoguide.AutoDAIS(means), NotImplementedError, "integral over chains"),
+    "AutoDelta": (
+        normal_means,
+        autoguide.AutoDelta(normal_means),
+        NotImplementedError,
+        "a point mass",
+    ),
+    "AutoDAIS": (
+        normal_means,
+        autoguide.AutoDAIS(normal_means),
+        NotImplementedError,
+        "integral over chains",
+    ),
     "AutoLaplace": (
-        means,
-        autoguide.AutoLaplaceApproximation(means),
+        normal_means,
+        autoguide.AutoLaplaceApproximation(normal_means),
         NotImplementedError,
         "no density while it is fitted",
     ),
-    "auxiliary": (means, auxiliary, NotImplementedError, "'z' is auxiliary"),
-    "other_latents": (means, wrong_name, ValueError, r"misses \['x'\]"),
+    "auxiliary": (normal_means, auxiliary, NotImplementedError, "'z' is auxiliary"),
+    "other_latents": (normal_means, wrong_name, ValueError, r"misses \['x'\]"),
     "global_latent": (
         global_latent,
         autoguide.AutoNormal(global_latent),
@@ -603,7 +611,7 @@ def test_losses_that_cannot_be(model, guide, kind, message):
 
 def test_forgotten_wrapper():
     davi = DAVI(num_steps=2, learn=("step_size",))
-    svi = SVI(means, means_guide, optax.adam(0.01), davi)
+    svi = SVI(normal_means, means_guide, optax.adam(0.01), davi)
     with pytest.raises(ValueError, match=r"davi\.guide\(guide\)"):
         svi.run(random.key(0), 1, Y, progress_bar=False)
 
@@ -619,7 +627,7 @@ def test_model_of_the_shared_file_is_exact_at_its_posterior():
 
     exact = stats.norm.logpdf(np.asarray(Y), 1.0, np.sqrt(1.5**2 + 0.5**2)).sum()
     for davi in (DAVI(num_steps=0, num_particles=2), DAVI(num_steps=30, step_size=0.02)):
-        loss = jitted_loss(davi, random.key(0), {}, models.normal_means, guide, Y)
+        loss = jitted_loss(davi, random.key(0), {}, normal_means, guide, Y)
         np.testing.assert_allclose(loss, -exact, rtol=2e-3)
 
 

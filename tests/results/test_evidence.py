@@ -18,31 +18,16 @@ import pytest
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dais import DAIS, Evidence, make_settings
+from numpyro_dais import DAIS, Evidence
 from numpyro_dais.linear_regression import LinearRegression
-from numpyro_dais.model.problem import Problem
 from numpyro_dais.schedule import power
-from tests import models
-
-
-def make_evidence(log_weights, problem=None, is_start_finite=None):
-    log_weights = jnp.asarray(log_weights, float)
-    if is_start_finite is None:
-        is_start_finite = np.ones(len(log_weights), bool)
-    return Evidence(
-        log_weights=log_weights,
-        positions=jnp.zeros((*log_weights.shape, 1)),
-        is_start_finite=jnp.asarray(is_start_finite),
-        settings=make_settings([0.5, 1.0], 0.1, 0.9),
-        problem=problem or Problem(models.beta_binomial),
-        method="DAIS",
-        num_gradients=2 * len(log_weights),
-    )
+from tests import cases
+from tests.helpers import make_evidence
 
 
 @pytest.fixture(scope="module")
 def evidence():
-    return DAIS(models.beta_binomial, num_steps=20, num_particles=200, step_size=0.3).log_evidence()
+    return DAIS(cases.beta_binomial, num_steps=20, num_particles=200, step_size=0.3).log_evidence()
 
 
 def test_numbers_are_those_of_the_weights():
@@ -168,7 +153,7 @@ def test_a_warning_is_raised_once_and_says_the_same():
 
 def test_samples_are_posterior_draws():
     evidence = DAIS(
-        models.beta_binomial, num_steps=30, num_particles=4_000, step_size=0.3
+        cases.beta_binomial, num_steps=30, num_particles=4_000, step_size=0.3
     ).log_evidence()
     p = np.asarray(evidence.samples(random.key(4), 4_000)["p"])
     mean, variance = 17 / 25, 17 * 8 / (25**2 * 26)  # Beta(17, 8)
@@ -184,7 +169,7 @@ def test_a_pytree_through_jit_and_vmap(evidence):
 
     @jax.jit
     def run(key):
-        return DAIS(models.beta_binomial, num_steps=5, num_particles=8, step_size=0.3).log_evidence(
+        return DAIS(cases.beta_binomial, num_steps=5, num_particles=8, step_size=0.3).log_evidence(
             key
         )
 
@@ -201,7 +186,7 @@ def test_host_side_fields_under_tracing(evidence):
 def test_float_of_a_plate_says_what_to_do():
     y = jnp.array([0.5, 1.5, 2.0])
     evidence = DAIS(
-        models.normal_means, plate="data", num_steps=20, num_particles=100, step_size=0.4
+        cases.normal_means, plate="data", num_steps=20, num_particles=100, step_size=0.4
     ).log_evidence(None, y)
     with pytest.raises(TypeError, match="one value per element"):
         float(evidence)
@@ -230,7 +215,7 @@ def test_to_arviz(evidence):
 def test_to_arviz_of_a_plate():
     y = jnp.array([0.5, 1.5, 2.0])
     evidence = DAIS(
-        models.normal_means, plate="data", num_steps=20, num_particles=100, step_size=0.4
+        cases.normal_means, plate="data", num_steps=20, num_particles=100, step_size=0.4
     ).log_evidence(None, y)
     data = evidence.to_arviz()
     assert data["posterior"]["twice"].shape == (1, 100, 3)
@@ -258,11 +243,11 @@ def test_error_bars_cover_the_truth(
         X,
         y,
         noise_scale=0.8,
-        prior_mean=models.PRIOR_MEAN,
-        prior_precision=models.PRIOR_PRECISION,
+        prior_mean=cases.PRIOR_MEAN,
+        prior_precision=cases.PRIOR_PRECISION,
     ).log_evidence
     estimator = DAIS(
-        models.regression,
+        cases.regression,
         num_particles=num_particles,
         num_steps=num_steps,
         step_size=step_size,

@@ -20,7 +20,7 @@ from numpyro_dais.results.gap import gap_contributions
 from numpyro_dais.sampler.contributions import stopped_log_weights
 from numpyro_dais.sampler.particles import run_particles
 from numpyro_dais.schedule import linear
-from tests import models
+from tests import cases
 
 NUM_STEPS = 24
 
@@ -33,7 +33,7 @@ def data(regression_data):
 @pytest.fixture(scope="module")
 def evidence(data):
     estimator = DAIS(
-        models.regression, num_steps=NUM_STEPS, num_particles=64, step_size=0.15, damping=0.6
+        cases.regression, num_steps=NUM_STEPS, num_particles=64, step_size=0.15, damping=0.6
     )
     return estimator.log_evidence(random.key(1), *data)
 

@@ -14,7 +14,7 @@ from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais.model.target import make_target
 from numpyro_dais.sampler.islands import resampling_steps, run_islands, systematic
 from numpyro_dais.sampler.particles import run_particles
-from tests.models import beta_binomial, gamma_poisson, gamma_poisson_log_evidence, normal_means
+from tests.cases import beta_binomial, gamma_poisson, gamma_poisson_log_evidence, normal_means
 
 # Few and rough steps: without resampling the weights are uneven.
 ROUGH = {"schedule": [0.05, 0.2, 0.45, 0.7, 1.0], "step_size": 0.4, "damping": 0.5}

@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_dais import DAIS, make_settings
 from numpyro_dais.estimators import runner
-from tests.models import beta_binomial
+from tests.cases import beta_binomial
 
 START = dist.Normal(jnp.zeros(2), 1.0)
 SETTINGS = make_settings([0.5, 1.0], 0.1, 0.9)

@@ -1,0 +1,35 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Results that several test files make, and what they assert of weights."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dais import Evidence, make_settings
+from numpyro_dais.model.problem import Problem
+from tests.cases import beta_binomial
+
+
+def make_evidence(log_weights, problem=None, is_start_finite=None):
+    """Returns the evidence of these log weights, as a run of DAIS would."""
+    log_weights = jnp.asarray(log_weights, float)
+    if is_start_finite is None:
+        is_start_finite = np.ones(len(log_weights), bool)
+    return Evidence(
+        log_weights=log_weights,
+        positions=jnp.zeros((*log_weights.shape, 1)),
+        is_start_finite=jnp.asarray(is_start_finite),
+        settings=make_settings([0.5, 1.0], 0.1, 0.9),
+        problem=problem or Problem(beta_binomial),
+        method="DAIS",
+        num_gradients=2 * len(log_weights),
+    )
+
+
+def assert_unbiased(log_weights, log_evidence):
+    """The mean weight within five standard errors of the evidence, and the errors small enough to see."""
+    weights = np.exp(np.asarray(log_weights, np.float64) - log_evidence)
+    error = weights.std(ddof=1) / np.sqrt(weights.size)
+    assert error < 0.05
+    assert abs(weights.mean() - 1) < 5 * error

@@ -1,0 +1,135 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Fitted starts: shapes of a mode, mixtures, modes and variational fits."""
+
+from functools import partial
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro.distributions as dist
+
+from numpyro_dais.model.modes import Modes, find_modes
+from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.traced import trace_target
+from numpyro_dais.sampler.mixture import Component, Mixture, from_noise, to_noise
+from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture
+from numpyro_dais.tuning.variational import NO_TILT, Tilt, neck_of, variational_fit
+
+RNG = np.random.default_rng(5)
+SHAPED = Component(
+    loc=jnp.array([0.5, -1.0, 2.0]),
+    log_scale=jnp.array([0.1, -0.4, 0.3]),
+    coupling=jnp.array(RNG.normal(size=(3, 3))) * 0.4,
+    prior_coupling=jnp.array(RNG.normal(size=(3, 3))) * 0.4,
+    slopes=jnp.array(RNG.normal(size=(3, 3))) * 0.5,
+    gate=jnp.array([[0.2, -0.3, 0.5], [0.4, 0.1, -0.6]]),
+    shape=jnp.array([[0.3, -0.2, 0.1], [0.1, -0.1, 0.2]]),
+)
+KINDS = {
+    "independent": SHAPED._replace(coupling=None, slopes=None, shape=None),
+    "Gaussian": SHAPED._replace(slopes=None, shape=None),
+    "prior": SHAPED._replace(shape=None),
+    "shape": SHAPED._replace(slopes=None),
+    "conditional": SHAPED,
+}
+
+
+@pytest.mark.parametrize("component", KINDS.values(), ids=KINDS)
+def test_a_mode_and_its_noise_are_inverse_maps(component):
+    noise = jnp.array([0.7, -1.2, 0.4])
+    position = from_noise(component, noise)
+    back, log_det = to_noise(component, position)
+    np.testing.assert_allclose(back, noise, rtol=1e-4, atol=1e-5)
+    jacobian = jax.jacobian(lambda u: to_noise(component, u)[0])(position)
+    np.testing.assert_allclose(log_det, np.linalg.slogdet(jacobian)[1], rtol=1e-4, atol=1e-4)
+
+
+def test_draws_of_a_mixture_have_its_density():
+    """The integral of another density, by importance sampling from the mixture, is one: 5 s.e."""
+    other = SHAPED._replace(loc=SHAPED.loc + 3.0)
+    components = jax.tree.map(lambda *leaves: jnp.stack(leaves), SHAPED, other)
+    mixture = Mixture(jnp.array([2, 0, 1]), components, jnp.log(jnp.array([0.7, 0.3])))
+
+    @jax.jit
+    def weigh(keys):
+        draws = jax.vmap(mixture.sample)(keys)
+        target = dist.Normal(jnp.array([0.0, 1.5, 1.0]), 1.3).to_event(1)
+        return jnp.exp(target.log_prob(draws) - jax.vmap(mixture.log_density)(draws))
+
+    weights = np.asarray(weigh(random.split(random.key(3), 50_000)))
+    assert abs(weights.mean() - 1) < 5 * weights.std() / np.sqrt(len(weights))
+    assert weights.std() < 10
+
+
+def test_modes_are_found_once_and_ridges_are_not_modes():
+    def two_modes(u):
+        peaks = ((1.0, 0.0), (-1.5, 0.3))
+        values = np.array([height - 0.5 * np.sum((u - m) ** 2) / 0.04 for m, height in peaks])
+        shares = np.exp(values - np.logaddexp.reduce(values))
+        gradient = shares[0] * (1.0 - u) / 0.04 + shares[1] * (-1.5 - u) / 0.04
+        return float(np.logaddexp.reduce(values)), gradient
+
+    starts = np.array([[1.2, 0.9], [-1.0, -2.0], [0.8, 1.1], [-1.4, -1.6]])
+    modes = find_modes(two_modes, starts, np.zeros(2), np.ones(2), 1000)
+    curvatures = []
+
+    def curvature(u):
+        curvatures.append(u)
+        return np.eye(2) / 0.04
+
+    mixture = laplace_mixture(modes, two_modes, curvature, np.arange(2))
+    assert len(curvatures) == 2
+    np.testing.assert_allclose(mixture.components.loc, [[-1.5, -1.5], [1.0, 1.0]], atol=1e-3)
+    np.testing.assert_allclose(np.exp(mixture.log_shares), [0.574, 0.426], atol=1e-3)
+
+    def ridge(u):
+        return float(-0.5 * u[0] ** 2), np.array([-u[0], 0.0])
+
+    ends = Modes(np.array([[0.0, 5.0], [0.0, -5.0]]), np.zeros(2))
+    mixture = laplace_mixture(ends, ridge, lambda u: np.diag([1.0, 1.0]), np.arange(2))
+    assert mixture.num_modes == 1
+
+
+def test_the_neck_of_a_funnel_is_where_others_are_narrow():
+    slopes = jnp.zeros((3, 3)).at[1, 0].set(0.5).at[2, 0].set(0.7).at[2, 1].set(0.1)
+    funnel = SHAPED._replace(slopes=slopes)
+    tilt = neck_of(funnel)
+    assert tilt.axis == 0
+    narrow, wide = (from_noise(funnel, jnp.array([z, 0.0, 0.0]))[0] for z in (-4.0, 4.0))
+    np.testing.assert_allclose(tilt.center, narrow, rtol=1e-5)
+    np.testing.assert_allclose(neck_of(funnel._replace(slopes=-slopes)).center, wide, rtol=1e-5)
+    for plain in (SHAPED._replace(slopes=None), SHAPED._replace(slopes=jnp.zeros((3, 3)))):
+        assert neck_of(plain) is None
+
+
+def test_a_variational_fit_finds_a_gaussian_and_its_product_with_a_tilt():
+    """Correlated, with known moments; the tilt multiplies the marginal of one coordinate by N(4, 1)."""
+    covariance = np.array([[1.0, 0.6], [0.6, 2.0]])
+    mean = np.array([0.5, -1.0])
+    target = dist.MultivariateNormal(jnp.asarray(mean), jnp.asarray(covariance))
+    problem = Problem(
+        None, potential_fn=lambda u: -target.log_prob(u), start=dist.Normal(jnp.zeros(2), 1)
+    )
+    traced = trace_target(problem, random.key(0))
+    fit = partial(variational_fit, num_iterations=400)
+    begin = gaussian_component(np.zeros(2), np.eye(2))
+
+    def moments(tilt):
+        component, elbos = fit(random.key(0), traced, begin, jnp.arange(2), 0.1, tilt)
+        noise = random.normal(random.key(1), (20_000, 2))
+        draws = np.asarray(jax.vmap(from_noise, (None, 0))(component, noise))
+        return draws.mean(axis=0), np.cov(draws.T), float(np.mean(elbos[-50:]))
+
+    for tilt in (NO_TILT, Tilt(0, 4.0, 1.0)):
+        gain = covariance[:, 0] * tilt.precision / (1 + tilt.precision * covariance[0, 0])
+        expected_mean = mean + gain * (tilt.center - mean[0])
+        expected_covariance = covariance - np.outer(gain, covariance[0])
+        fitted_mean, fitted_covariance, _ = moments(tilt)
+        np.testing.assert_allclose(fitted_mean, expected_mean, atol=0.05)
+        np.testing.assert_allclose(fitted_covariance, expected_covariance, atol=0.08)
+    assert abs(moments(NO_TILT)[2]) < 0.01  # a density that is normalised, and in the family
