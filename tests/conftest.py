@@ -6,6 +6,9 @@
 import gc
 import os
 
+# Two workers on two cores: a second thread of BLAS for a matrix of ten rows would wait for a core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import matplotlib
 import numpy as np

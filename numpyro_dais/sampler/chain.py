@@ -1,16 +1,15 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A whole chain: the loop over the steps is one thing, how its gradient is taken another."""
+"""A whole chain, from the start to the target or back."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-from jax import random
 import jax.numpy as jnp
 
+from numpyro_dais.sampler.begin import begin_chain
 from numpyro_dais.sampler.kernel import (
     UNCORRECTED,
     ChainState,
@@ -19,17 +18,9 @@ from numpyro_dais.sampler.kernel import (
     Transition,
     forward_step,
     reverse_step,
-    split_preconditioner,
-    with_preconditioner,
 )
-from numpyro_dais.sampler.loop import (
-    NOISE_BLOCK,
-    NOISE_SIZE,
-    Memory,
-    check_memory,
-    draw_chain_noise,
-    scan_steps,
-)
+from numpyro_dais.sampler.loop import Memory, check_memory, scan_steps
+from numpyro_dais.sampler.noise import chain_noise
 from numpyro_dais.sampler.path import (
     DynamicsFn,
     LogDensities,
@@ -39,18 +30,7 @@ from numpyro_dais.sampler.path import (
 )
 from numpyro_dais.sampler.reversible.gradient import Reversible, run_reversible
 
-__all__ = [
-    "ChainResult",
-    "batch_key_of",
-    "move_chains",
-    "run_adaptive_chains",
-    "run_chain",
-    "run_reverse_chain",
-]
-
-
-# Folded into a chain's key for that of its mini-batches; 0 and 1 are what splitting it in two gives.
-_BATCHES = 2
+__all__ = ["ChainResult", "move_chains", "run_adaptive_chains", "run_chain", "run_reverse_chain"]
 
 
 class ChainResult(NamedTuple):
@@ -79,28 +59,30 @@ def run_chain(
     dynamics_fn: DynamicsFn | None = None,
 ) -> ChainResult:
     r"""
-    Returns the end of one chain from the start to the target. Without corrections (Algorithm 1 of the
-    paper) its log weight is
+    Returns the end of one chain from the start to the target. Without corrections (Algorithm 1 of
+    the paper) its log weight is
 
     .. math::
 
         \log w = \log p(D, u_K) - \log q_0(u_0) + \sum_{k=1}^K \log \frac{N(\hat v_k)}{N(v_{k-1})},
 
-    and with them :math:`\log w = \sum_k (\beta_k - \beta_{k-1}) \log [p(D, u_{k-1}) / q_0(u_{k-1})]`. Either way
-    :math:`E[w] = p(D)` at any number of steps and any settings fixed before the run, and, without
-    corrections, whatever density's gradient the steps follow.
+    and with them :math:`\log w = \sum_k (\beta_k - \beta_{k-1}) \log [p(D, u_{k-1}) /
+    q_0(u_{k-1})]`. Either way :math:`E[w] = p(D)` at any number of steps and any settings fixed
+    before the run, and, without corrections, whatever density's gradient the steps follow.
 
-    :param rng_key: the key of the momenta, of the Metropolis decisions and of the chain's own mini-batches.
+    :param rng_key: the key of the momenta, of the Metropolis decisions and of the chain's own
+        mini-batches.
     :param position: an exact draw from the start.
     :param log_densities_fn: both ends of the path.
     :param steps: settings, one per step along the leading axis.
-    :param memory: how the gradient of the chain is taken: as in :func:`scan_steps`, or ``"reversible"``,
-        which stores next to nothing and runs the chain backwards; see :mod:`numpyro_dais.sampler.reversible.gradient`.
+    :param memory: how the gradient of the chain is taken: as in :func:`scan_steps`, or
+        ``"reversible"``, which stores next to nothing and runs the chain backwards; see
+        :mod:`numpyro_dais.sampler.reversible.gradient`.
     :param transition: the kind of transitions.
     :param on_step: called with the index of each step, for a progress bar.
     :param reversible: options of that memory mode.
-    :param dynamics_fn: the densities whose gradient each step of an uncorrected chain follows; those at the
-        ends if left out. With ``"reversible"`` they are the same at every step.
+    :param dynamics_fn: the densities whose gradient each step of an uncorrected chain follows;
+        those at the ends if left out. With ``"reversible"`` they are the same at every step.
     """
     return _run(
         forward_step,
@@ -111,7 +93,7 @@ def run_chain(
         memory,
         transition,
         on_step,
-        reversible or Reversible(),
+        reversible,
         dynamics_fn,
     )
 
@@ -126,9 +108,9 @@ def run_reverse_chain(
     dynamics_fn: DynamicsFn | None = None,
 ) -> ChainResult:
     r"""
-    Returns the end of one chain from the target back to the start. From an exact draw of the posterior,
-    its log weight, the one that the chain would have got forward, satisfies :math:`E[1/w] = 1/p(D)`, so
-    its mean is an upper bound of :math:`\log p(D)` in expectation.
+    Returns the end of one chain from the target back to the start. From an exact draw of the
+    posterior, its log weight, the one that the chain would have got forward, satisfies
+    :math:`E[1/w] = 1/p(D)`, so its mean is an upper bound of :math:`\log p(D)` in expectation.
 
     Nobody differentiates these: ``memory="reversible"`` is the same as ``"checkpoint"`` here.
 
@@ -136,7 +118,6 @@ def run_reverse_chain(
 
     The other parameters are those of :func:`run_chain`.
     """
-    reversed_steps = jax.tree.map(lambda x: x[::-1], steps)
     if memory == "reversible":
         memory = "checkpoint"
     end = _run(
@@ -144,7 +125,7 @@ def run_reverse_chain(
         rng_key,
         position,
         log_densities_fn,
-        reversed_steps,
+        steps,
         memory,
         transition,
         dynamics_fn=dynamics_fn,
@@ -174,16 +155,13 @@ def run_adaptive_chains(
     :param transition: the kind of transitions.
     :param update_fn: the next step size, from the last one and its mean acceptance.
     """
-    initial_key, noise_key = random.split(rng_key)
     densities = jax.vmap(log_densities_fn)(positions)
-    momenta = random.normal(initial_key, positions.shape, positions.dtype)
-    state = ChainState(positions, momenta, jnp.zeros_like(densities.log_start), densities)
-    step_size = jnp.broadcast_to(steps.step_size[0], state.log_weight.shape[1:])
-    steps, preconditioner = split_preconditioner(steps)
+    begun = begin_chain(rng_key, positions, densities, transition)
+    step_size = jnp.broadcast_to(steps.step_size[0], densities.log_start.shape[1:])
 
-    def step_fn(noise: Noise, carry: Any, step: Step) -> Any:
+    def step_fn(noise: Noise, carry: Any, _: jax.Array, step: Step) -> Any:
         state, step_size = carry
-        step = with_preconditioner(step, preconditioner)._replace(step_size=step_size)
+        step = step._replace(step_size=step_size)
         state, acceptance = jax.vmap(
             lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
         )(noise, state)
@@ -191,9 +169,9 @@ def run_adaptive_chains(
         next_step_size = update_fn(step_size, jnp.mean(acceptance, axis=0))
         return (state, next_step_size), (acceptance, step_size)
 
-    draw_noise = partial(draw_chain_noise, state, noise_key)
+    noise = chain_noise(begun.state, begun.noise_key, len(steps.beta), len(positions))
     (state, _), (acceptance, step_sizes) = scan_steps(
-        step_fn, draw_noise, (state, step_size), steps, "plain"
+        step_fn, noise, (begun.state, step_size), steps, "plain"
     )
     acceptance = jnp.moveaxis(acceptance, 0, 1)
     return ChainResult(state.position, state.log_weight, acceptance), step_sizes
@@ -208,8 +186,8 @@ def move_chains(
     transition: Transition,
 ) -> tuple[jax.Array, LogDensities, jax.Array]:
     """
-    Returns positions after corrected transitions, the log densities there, and the acceptance of each, for
-    the moves of a population between temperatures.
+    Returns positions after corrected transitions, the log densities there, and the acceptance of
+    each, for the moves of a population between temperatures.
 
     :param rng_key: the key of all chains.
     :param positions: one per chain along the leading axis.
@@ -218,19 +196,15 @@ def move_chains(
     :param steps: settings, one per transition along the leading axis.
     :param transition: the kind of transitions.
     """
-    initial_key, noise_key = random.split(rng_key)
-    momenta = random.normal(initial_key, positions.shape, positions.dtype)
-    state = ChainState(positions, momenta, jnp.zeros_like(densities.log_start), densities)
-    steps, preconditioner = split_preconditioner(steps)
+    begun = begin_chain(rng_key, positions, densities, transition)
 
-    def step_fn(noise: Noise, state: ChainState, step: Step) -> Any:
-        step = with_preconditioner(step, preconditioner)
+    def step_fn(noise: Noise, state: ChainState, _: jax.Array, step: Step) -> Any:
         return jax.vmap(
             lambda noise, state: forward_step(noise, state, step, log_densities_fn, transition)
         )(noise, state)
 
-    draw_noise = partial(draw_chain_noise, state, noise_key)
-    state, acceptance = scan_steps(step_fn, draw_noise, state, steps, "plain")
+    noise = chain_noise(begun.state, begun.noise_key, len(steps.beta), len(positions))
+    state, acceptance = scan_steps(step_fn, noise, begun.state, steps, "plain")
     assert state.densities is not None
     return state.position, state.densities, acceptance
 
@@ -248,53 +222,29 @@ def _run(
     dynamics_fn: DynamicsFn | None = None,
 ) -> ChainResult:
     check_memory(memory, transition)
-    initial_key, noise_key = random.split(rng_key)
     first = log_densities_fn(position)
-    momentum = random.normal(initial_key, position.shape, position.dtype)
-    densities = first if transition.is_corrected else None
-    state = ChainState(position, momentum, jnp.zeros_like(first.log_start), densities)
-
-    steps, preconditioner = split_preconditioner(steps)
-    batch_key = batch_key_of(rng_key)
+    begun = begin_chain(rng_key, position, first, transition)
 
     def densities_of(index: jax.Array) -> LogDensitiesFn:
-        return log_densities_fn if dynamics_fn is None else dynamics_fn(batch_key, index)
+        return begun.densities_at(index, log_densities_fn, dynamics_fn)
 
-    def step_fn(noise: Noise, state: ChainState, xs: tuple[jax.Array, Step]) -> Any:
-        index, step = xs
-        if on_step is not None:
-            on_step(index)
-        step = with_preconditioner(step, preconditioner)
+    def step_fn(noise: Noise, state: ChainState, index: jax.Array, step: Step) -> Any:
         return transition_fn(noise, state, step, densities_of(index), transition)
 
-    num_steps, acceptance = len(steps.beta), None
-    draw_noise = partial(draw_chain_noise, state)
+    num_steps, state, acceptance = len(steps.beta), begun.state, None
+    is_forward = transition_fn is forward_step
     if num_steps and memory == "reversible":
-        assert reversible is not None
-        max_length = min(NOISE_BLOCK, max(1, NOISE_SIZE // momentum.size))
-        state = run_reversible(
-            noise_key,
-            state,
-            densities_of(jnp.asarray(0)),
-            steps,
-            preconditioner,
-            draw_noise,
-            max_length,
-            reversible,
-            on_step,
-        )
+        followed_fn = densities_of(jnp.asarray(0))
+        options = reversible or Reversible()
+        state = run_reversible(begun.noise_key, state, followed_fn, steps, options, on_step)
     elif num_steps:
-        indices = jnp.arange(num_steps)
-        xs = indices if transition_fn is forward_step else indices[::-1], steps
-        state, acceptance = scan_steps(step_fn, partial(draw_noise, noise_key), state, xs, memory)
+        noise = chain_noise(state, begun.noise_key, num_steps)
+        state, acceptance = scan_steps(
+            step_fn, noise, state, steps, memory, on_step, is_reverse=not is_forward
+        )
     if transition.is_corrected:
         return ChainResult(state.position, state.log_weight, acceptance)
     last = log_densities_fn(state.position) if num_steps else first
-    start, end = (first, last) if transition_fn is forward_step else (last, first)
+    start, end = (first, last) if is_forward else (last, first)
     log_weight = annealed_log_weight(at_start(start), end, state.log_weight)
     return ChainResult(state.position, log_weight, None)
-
-
-def batch_key_of(rng_key: jax.Array) -> jax.Array:
-    """Returns the key of a chain's own mini-batches, from the chain's."""
-    return random.fold_in(rng_key, _BATCHES)

@@ -4,39 +4,32 @@
 r"""
 Uncorrected chains that are resampled on their way: a sequential sampler.
 
-At chosen temperatures the particles of an island are drawn anew, by the weights that they gained since the last
-time,
+At chosen temperatures the particles of an island are drawn anew, by the weights that they gained
+since the last time,
 
 .. math::
 
-    \log w = \log f_{\beta_r}(u_r) - \log f_{\beta_s}(u_s) + \sum_{k=s+1}^r \log \frac{N(\hat v_k)}{N(v_{k-1})},
+    \log w = \log f_{\beta_r}(u_r) - \log f_{\beta_s}(u_s)
+        + \sum_{k=s+1}^r \log \frac{N(\hat v_k)}{N(v_{k-1})},
 
-positions and momenta together. The product of the mean weights of all segments is unbiased for :math:`p(D)`. Particles
-of an island depend on each other from then on, islands do not: their estimates are what an error can be taken over.
+positions and momenta together. The product of the mean weights of all segments is unbiased for
+:math:`p(D)`. Particles of an island depend on each other from then on, islands do not: their
+estimates are what an error can be taken over.
 """
 
 from collections.abc import Callable
-from functools import partial
-import math
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
-import numpy as np
 
-from numpyro_dais._util.checks import check_count
-from numpyro_dais.sampler.kernel import (
-    UNCORRECTED,
-    ChainState,
-    Noise,
-    Step,
-    forward_step,
-    split_preconditioner,
-    with_preconditioner,
-)
-from numpyro_dais.sampler.loop import Memory, draw_chain_noise, scan_steps
+from numpyro_dais._util.keys import named_key
+from numpyro_dais._util.weights import log_mean, systematic, weight_shares
+from numpyro_dais.sampler.begin import begin_chain
+from numpyro_dais.sampler.kernel import UNCORRECTED, ChainState, Noise, Step, forward_step
+from numpyro_dais.sampler.loop import Memory, scan_steps
+from numpyro_dais.sampler.noise import NoiseBlocks, block_length, draw_chain_noise
 from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.path import (
     LogDensities,
@@ -47,9 +40,7 @@ from numpyro_dais.sampler.path import (
 )
 from numpyro_dais.sampler.settings import Settings
 
-__all__ = ["check_islands", "resampling_steps", "run_islands", "systematic"]
-
-_LEAST = 2  # particles on an island
+__all__ = ["resampling_steps", "run_islands"]
 
 
 class _Island(NamedTuple):
@@ -78,7 +69,8 @@ def run_islands(
     on_step: Callable[[jax.Array], None] | None = None,
 ) -> Run:
     """
-    Returns islands at the end of their chains: the log estimate of each, and one of its particles drawn by weight.
+    Returns islands at the end of their chains: the log estimate of each, and one of its particles
+    drawn by weight.
 
     :param rng_key: a JAX random key.
     :param target: what the particles see.
@@ -91,8 +83,7 @@ def run_islands(
     :param on_step: called with the index of each step.
     """
     particle_keys = random.split(rng_key, num_particles)
-    # Beyond those of the particles, which are what folding in 0, 1, ... would give.
-    island_keys = random.split(random.fold_in(rng_key, num_particles), num_islands)
+    island_keys = random.split(named_key(rng_key, "islands"), num_islands)
     is_resampling = resampling_steps(settings.betas, resample_at)
 
     def island(keys: tuple[jax.Array, jax.Array]) -> Any:
@@ -107,8 +98,8 @@ def run_islands(
 
 def resampling_steps(betas: jax.Array, resample_at: tuple[float, ...]) -> jax.Array:
     """
-    Returns whether particles are resampled after each step: after the first at or above each of the temperatures,
-    but never after the last step, where nothing follows.
+    Returns whether particles are resampled after each step: after the first at or above each of the
+    temperatures, but never after the last step, where nothing follows.
 
     :param betas: inverse temperatures of the steps.
     :param resample_at: inverse temperatures, increasing.
@@ -116,67 +107,6 @@ def resampling_steps(betas: jax.Array, resample_at: tuple[float, ...]) -> jax.Ar
     indices = jnp.searchsorted(betas, jnp.asarray(resample_at, betas.dtype))
     steps = jnp.arange(len(betas))
     return jnp.any(steps[:, None] == indices, axis=1) & (steps < len(betas) - 1)
-
-
-def systematic(rng_key: jax.Array, log_weights: jax.Array) -> jax.Array:
-    """
-    Returns ancestors by systematic resampling, in expectation each in proportion to its weight.
-
-    :param rng_key: a JAX random key.
-    :param log_weights: log weights, ``[num_particles]``.
-    """
-    number = len(log_weights)
-    edges = jnp.cumsum(jax.nn.softmax(log_weights))
-    points = (random.uniform(rng_key, dtype=edges.dtype) + jnp.arange(number)) / number * edges[-1]
-    return jnp.minimum(jnp.searchsorted(edges, points, side="right"), number - 1)
-
-
-def check_islands(resample_at: Any, num_islands: int, kwargs: dict) -> tuple[float, ...]:
-    """
-    Returns the inverse temperatures at which particles are resampled, or raises an error.
-
-    :param resample_at: what the user asked for.
-    :param num_islands: the number of islands.
-    :param kwargs: the other arguments of the estimator.
-    """
-    check_count("num_islands", num_islands, 1)
-    betas = np.atleast_1d(np.asarray(resample_at, np.float64))
-    is_good = betas.ndim == 1 and np.all((betas > 0) & (betas < 1)) and np.all(np.diff(betas) > 0)
-    if not is_good:
-        raise ValueError(
-            f"resample_at must be inverse temperatures in (0, 1), increasing; got {resample_at!r}. Leave it out to "
-            "run without resampling."
-        )
-    if not len(betas):
-        return ()
-    if kwargs.get("num_steps") == 0:
-        raise ValueError("resample_at needs steps to resample between; got num_steps=0.")
-    num_particles = kwargs.get("num_particles")
-    if num_particles is not None and (
-        num_particles % num_islands or num_particles < _LEAST * num_islands
-    ):
-        raise ValueError(
-            f"num_particles must be a multiple of num_islands={num_islands}, with at least {_LEAST} on each; got "
-            f"{num_particles}. Change one of the two."
-        )
-    for name, reason in _REFUSED.items():
-        if kwargs.get(name):
-            raise NotImplementedError(
-                f"resample_at= does not go with {name}={kwargs[name]!r}: {reason}. Leave one of them out."
-            )
-    if kwargs.get("memory") == "reversible":
-        raise NotImplementedError(
-            "memory='reversible' runs a chain backwards, and a resampling cannot be undone; got resample_at=. Use "
-            "memory='checkpoint'."
-        )
-    return tuple(betas.tolist())
-
-
-_REFUSED = {
-    "plate": "each element would need a resampling of its own",
-    "minibatch": "the density of all the data is needed along the chain",
-    "surrogate": "the density of all the data is needed along the chain",
-}
 
 
 def _run_island(
@@ -188,75 +118,67 @@ def _run_island(
     is_resampling: jax.Array,
     on_step: Callable[[jax.Array], None] | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    resampling_key, choice_key = random.split(island_key)
     # The keys of a particle's start, momentum and noise are those of a chain that runs on its own.
-    start_keys, chain_keys = _split_each(particle_keys)
-    initial_keys, noise_keys = _split_each(chain_keys)
+    pairs = jax.vmap(random.split)(particle_keys)
+    start_keys, chain_keys = pairs[:, 0], pairs[:, 1]
     starts = jax.vmap(target.sample_fn)(start_keys)
     is_finite = jnp.isfinite(starts)
     is_start_finite = jnp.all(is_finite, axis=-1)
     positions = jnp.where(is_finite, starts, 0.0)
-    momenta = jax.vmap(lambda key: random.normal(key, positions.shape[1:], positions.dtype))(
-        initial_keys
-    )
     densities_fn = jax.vmap(target.log_densities_fn)
     origin = at_start(densities_fn(positions))
-    kinetic = jnp.where(is_start_finite, jnp.zeros_like(origin.log_start), -jnp.inf)
-    island = _Island(
-        ChainState(positions, momenta, kinetic, None), origin, jnp.zeros((), kinetic.dtype)
-    )
-    steps, preconditioner = split_preconditioner(settings.steps(positions.shape[-1]))
+    begun = jax.vmap(begin_chain)(chain_keys, positions, origin)
+    kinetic = jnp.where(is_start_finite, begun.state.log_weight, -jnp.inf)
+    state = begun.state._replace(log_weight=kinetic)
 
-    def step_fn(noise: Noise, island: _Island, xs: tuple[jax.Array, jax.Array, Step]) -> Any:
-        index, is_resampled, step = xs
-        if on_step is not None:
-            on_step(index)
-        step = with_preconditioner(step, preconditioner)
+    def step_fn(noise: Noise, island: _Island, index: jax.Array, step: Step) -> Any:
         state, _ = jax.vmap(
             lambda noise, state: forward_step(
                 noise, state, step, target.log_densities_fn, UNCORRECTED
             )
         )(noise, island.state)
         island = island._replace(state=state)
-        key = random.fold_in(island_key, index)
+        key = random.fold_in(resampling_key, index)
 
         def resample(island: _Island) -> _Island:
             return _resample(key, island, at_temperature(densities_fn(state.position), step.beta))
 
-        return lax.cond(is_resampled, resample, lambda island: island, island), None
+        return lax.cond(is_resampling[index], resample, lambda island: island, island), None
 
-    one = jax.tree.map(lambda x: x[0], island.state)
-
-    def draw_noise(index: jax.Array, num_steps: int) -> Noise:
-        draw = partial(draw_chain_noise, one)
-        return jax.vmap(lambda key: draw(key, index, num_steps), out_axes=1)(noise_keys)
-
-    num_steps = len(steps.beta)
-    xs = jnp.arange(num_steps), is_resampling, steps
-    island, _ = scan_steps(step_fn, draw_noise, island, xs, memory)
+    steps = settings.steps(positions.shape[-1])
+    island = _Island(state, origin, jnp.zeros((), kinetic.dtype))
+    noise = _noise_of_each(state, begun.noise_key, len(steps.beta))
+    island, _ = scan_steps(step_fn, noise, island, steps, memory, on_step)
     log_weights = _log_weights(island, densities_fn(island.state.position))
-    log_evidence = island.log_evidence + _log_mean(log_weights)
-    chosen = random.categorical(random.fold_in(island_key, num_steps), log_weights)
+    log_evidence = island.log_evidence + log_mean(log_weights)
+    chosen = random.categorical(choice_key, log_weights)
     return log_evidence, island.state.position[chosen], is_start_finite
 
 
-def _split_each(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-    pairs = jax.vmap(random.split)(keys)
-    return pairs[:, 0], pairs[:, 1]
+def _noise_of_each(states: ChainState, noise_keys: jax.Array, num_steps: int) -> NoiseBlocks:
+    """Returns the noise of chains that have a key each, as if each ran on its own."""
+    one = jax.tree.map(lambda x: x[0], states)
+
+    def draw_fn(index: jax.Array, num_steps: int) -> Noise:
+        def draw(key: jax.Array) -> Noise:
+            return draw_chain_noise(one, key, index, num_steps)
+
+        return jax.vmap(draw, out_axes=1)(noise_keys)
+
+    return NoiseBlocks(draw_fn, block_length(num_steps, one.momentum.size))
 
 
 def _log_weights(island: _Island, last: LogDensities) -> jax.Array:
-    """What particles have gained since the last resampling; zero weight for what is not finite."""
+    """Returns log weights since the last resampling; zero weight for what is not finite."""
     log_weights = annealed_log_weight(island.origin, last, island.state.log_weight)
     return jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
 
 
-def _log_mean(log_weights: jax.Array) -> jax.Array:
-    return logsumexp(log_weights) - math.log(len(log_weights))
-
-
 def _resample(rng_key: jax.Array, island: _Island, last: LogDensities) -> _Island:
     log_weights = _log_weights(island, last)
-    ancestors = systematic(rng_key, lax.stop_gradient(log_weights))
+    uniform = random.uniform(rng_key, dtype=log_weights.dtype)
+    ancestors = systematic(uniform, weight_shares(lax.stop_gradient(log_weights)))
     state, origin = jax.tree.map(lambda x: x[ancestors], (island.state, last))
     state = state._replace(log_weight=jnp.zeros_like(state.log_weight))
-    return _Island(state, origin, island.log_evidence + _log_mean(log_weights))
+    return _Island(state, origin, island.log_evidence + log_mean(log_weights))

@@ -4,11 +4,12 @@
 r"""
 One transition: leapfrog steps with a whitened momentum, and partial momentum refreshment.
 
-The momentum :math:`v` is standard normal whatever the mass matrix; a preconditioner
-:math:`L` with :math:`M^{-1} = L L^\top` carries the mass instead, and may change from step to step.
-Positions and momenta have shape ``[..., num_dims]``; leading axes are independent elements of a plate.
+The momentum :math:`v` is standard normal whatever the mass matrix; a preconditioner :math:`L` with
+:math:`M^{-1} = L L^\top` carries the mass instead, and may change from step to step. Positions and
+momenta have shape ``[..., num_dims]``; leading axes are independent elements of a plate.
 
-A transition is uncorrected (DAIS) or Metropolis-corrected (HAIS, AIS), and runs forward or in reverse.
+A transition is uncorrected (DAIS) or Metropolis-corrected (HAIS, AIS), and runs forward or in
+reverse.
 """
 
 from collections.abc import Callable
@@ -67,13 +68,12 @@ class Step(NamedTuple):
     previous_beta: jax.Array
     step_size: jax.Array  # a number, or one per element of a plate
     damping: jax.Array
-    preconditioner: (
-        jax.Array | None
-    )  # None, diagonal [num_dims] or lower triangular [num_dims, num_dims]
+    # None, diagonal [num_dims] or lower triangular [num_dims, num_dims]
+    preconditioner: jax.Array | None
 
 
 class Noise(NamedTuple):
-    """The randomness of one transition: standard normals, and logarithms of uniforms if corrected."""
+    """The randomness of one transition: normals, and logarithms of uniforms if corrected."""
 
     normal: jax.Array
     log_uniform: jax.Array | None
@@ -81,7 +81,7 @@ class Noise(NamedTuple):
 
 class ChainState(NamedTuple):
     """
-    What the next transition needs, and the log weight so far.
+    The state of a chain: all that its next transition needs, and the log weight so far.
 
     :param log_weight: of an uncorrected chain, its kinetic part.
     :param densities: both log densities at the position; kept by corrected chains only.
@@ -94,7 +94,7 @@ class ChainState(NamedTuple):
 
 
 def split_preconditioner(steps: Step) -> tuple[Step, jax.Array | None]:
-    """Returns the settings of a chain without a preconditioner that all steps share, and that one."""
+    """Returns the settings without a preconditioner that all steps share, and that one."""
     if steps.preconditioner is None or len(steps.preconditioner) == len(steps.beta):
         return steps, None
     return steps._replace(preconditioner=None), steps.preconditioner[0]
@@ -161,7 +161,8 @@ def kick(gradient: jax.Array, step_size: jax.Array, preconditioner: jax.Array | 
 
 def refresh(noise: jax.Array, momentum: jax.Array, damping: jax.Array) -> jax.Array:
     r"""
-    Returns :math:`\gamma v + \sqrt{1 - \gamma^2}\, \epsilon`, which leaves the standard normal invariant.
+    Returns :math:`\gamma v + \sqrt{1 - \gamma^2}\, \epsilon`, which leaves the standard normal
+    invariant.
 
     :param noise: :math:`\epsilon`, standard normal.
     :param momentum: :math:`v`.
@@ -180,9 +181,9 @@ def forward_step(
     r"""
     Returns the state after one transition, and its acceptance probability if it is corrected.
 
-    Uncorrected, this is a step of Algorithm 1 of the paper: leapfrog, the change
-    :math:`\log N(\hat v) - \log N(v)` added to the log weight, refreshment. Corrected, the log weight
-    gains :math:`\log f_k(u) - \log f_{k-1}(u)` *before* the position moves.
+    Uncorrected, this is a step of Algorithm 1 of the paper: leapfrog, the change :math:`\log N(\hat
+    v) - \log N(v)` added to the log weight, refreshment. Corrected, the log weight gains
+    :math:`\log f_k(u) - \log f_{k-1}(u)` *before* the position moves.
 
     :param noise: the randomness of the transition.
     :param state: the state before.
@@ -209,8 +210,9 @@ def reverse_step(
     transition: Transition,
 ) -> tuple[ChainState, jax.Array | None]:
     """
-    Returns the state after the reverse of a transition: refresh, negate, move, negate; the log weight
-    gains what it would have gained forward. The parameters are those of :func:`forward_step`.
+    Returns the state after the reverse of a transition: refresh, negate, move, negate; the log
+    weight gains what it would have gained forward. The parameters are those of
+    :func:`forward_step`.
     """
     refreshed = refresh(noise.normal, state.momentum, step.damping)
     state = state._replace(momentum=-refreshed)
@@ -251,7 +253,7 @@ def _corrected_move(
     log_densities_fn: LogDensitiesFn,
     transition: Transition,
 ) -> tuple[ChainState, jax.Array]:
-    """The move if it is accepted, else the same position with the momentum negated."""
+    """Returns the move if it is accepted, else the same position with the momentum negated."""
     assert state.densities is not None
     assert noise.log_uniform is not None
     moved = _move(state, step, log_densities_fn, transition)
@@ -272,6 +274,6 @@ def _corrected_move(
 
 
 def kinetic_change(before: jax.Array, after: jax.Array) -> jax.Array:
-    """The log density of one momentum minus that of another."""
+    """Returns the log density of one momentum, ``after``, minus that of another, ``before``."""
     # (v - v')(v + v') rather than v^2 - v'^2: no cancellation when the kick is small.
     return jnp.sum((before - after) * (before + after), -1) / 2

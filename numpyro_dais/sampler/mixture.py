@@ -2,25 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-A start that was fitted to the posterior: a few modes, heavy tails, and a share of the original start.
+A start that was fitted to the posterior: a few modes, heavy tails, and a share of the original
+start.
 
-One mode is a *conditional Gaussian*. With :math:`t = (u - m) / d` and the coordinates in a fixed order, each
-:math:`t_j` given those before it has a density like the posterior of a Gaussian mean in a hierarchical model: a
-likelihood of constant width times a prior whose width depends on coordinates before it,
+One mode is a *conditional Gaussian*. With :math:`t = (u - m) / d` and the coordinates in a fixed
+order, each :math:`t_j` given those before it has a density like the posterior of a Gaussian mean in
+a hierarchical model: a likelihood of constant width times a prior whose width depends on
+coordinates before it,
 
 .. math::
 
     N(t_j \mid B_j t, \, e^{2 a_j}) \; N(t_j \mid \alpha_j + A_j t, \, e^{2 S_j t}),
 
-where :math:`A, B, S` are strictly lower triangular. So it has the funnels of such models, from the tip, where the
-prior decides, to the mouth, where the data do. With :math:`B` alone, and no prior, it is a Gaussian with full
-covariance. A last map (Jones and Pewsey 2009), :math:`z_j = \sinh(e^{\tau_j} \sinh^{-1} x_j - \epsilon_j)` from the
-standardised :math:`x_j` to standard normal :math:`z_j`, gives each coordinate skewness and tails of its own.
+where :math:`A, B, S` are strictly lower triangular. So it has the funnels of such models, from the
+tip, where the prior decides, to the mouth, where the data do. With :math:`B` alone, and no prior,
+it is a Gaussian with full covariance. A last map (Jones and Pewsey 2009), :math:`z_j =
+\sinh(e^{\tau_j} \sinh^{-1} x_j - \epsilon_j)` from the standardised :math:`x_j` to standard normal
+:math:`z_j`, gives each coordinate skewness and tails of its own.
 
-Tails: a share of the :math:`z` is multivariate Student-t; in another share one coordinate is three times as wide,
-any, but most often one on which the widths of others depend; and a share of all draws is from the original
-start, the prior. A weight then never exceeds the likelihood divided by that share (defensive importance sampling,
-Hesterberg 1995), so its variance is finite wherever the likelihood is bounded.
+Tails: a share of the :math:`z` is multivariate Student-t; in another share one coordinate is three
+times as wide, any, but most often one on which the widths of others depend; and a share of all
+draws is from the original start, the prior. A weight then never exceeds the likelihood divided by
+that share (defensive importance sampling, Hesterberg 1995), so its variance is finite wherever the
+likelihood is bounded.
 """
 
 from typing import Any, NamedTuple
@@ -43,20 +47,27 @@ __all__ = [
     "to_noise",
 ]
 
-BASE_SHARE = 0.05
+# Shares and widths of what surrounds the fit; no study of their values is on record. Each share
+# bounds the weights of draws that the fit has missed, by one over the share, and costs that share
+# of the draws where it fits well.
+BASE_SHARE = 0.05  # from the original start
+_TAIL_SHARE, _TAIL_DF = 0.05, 5  # Student-t; with five degrees of freedom its variance is finite
+_AXIS_SHARE, _AXIS_SCALE = 0.2, 3.0  # with one wide coordinate, as the neck of a funnel needs
+
+# The log scale at which a prior's width levels off: far beyond any posterior, so that it bends no
+# fit, and small enough that its square, exp(40), is a number in float32.
 _MAX_LOG_SCALE = 20.0
-_TAIL_SHARE, _TAIL_DF = 0.05, 5
-_AXIS_SHARE, _AXIS_SCALE = 0.2, 3.0
 
 
 class Component(NamedTuple):
     r"""
-    One mode, or, stacked along a leading axis, several. Coordinates are in the order of the mixture.
+    One mode, or, stacked along a leading axis, several. Coordinates are in the order of the
+    mixture.
 
     :param loc: :math:`m`, ``[num_dims]``.
     :param log_scale: the logarithm of :math:`d`, ``[num_dims]``.
-    :param coupling: :math:`B`, ``[num_dims, num_dims]``, of which only the part below the diagonal counts; None
-        for independent coordinates.
+    :param coupling: :math:`B`, ``[num_dims, num_dims]``, of which only the part below the diagonal
+        counts; None for independent coordinates.
     :param prior_coupling: :math:`A`, likewise; None if there is no prior.
     :param slopes: :math:`S`, likewise.
     :param gate: :math:`a` and :math:`\alpha`, ``[2, num_dims]``, likewise.
@@ -79,7 +90,8 @@ class Mixture(NamedTuple):
     :param order: the order of the coordinates, ``[num_dims]``.
     :param components: the modes, stacked.
     :param log_shares: logarithms of their shares, ``[num_modes]``.
-    :param base_share: the share of draws that are still from the original start; none if these overflow.
+    :param base_share: the share of draws that are still from the original start; none if these
+        overflow.
     """
 
     order: jax.Array
@@ -94,7 +106,7 @@ class Mixture(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What it is, in words."""
+        """The mixture in words."""
         slopes, shape = self.components.slopes, self.components.shape
         if slopes is not None and np.any(slopes):
             return "a fitted conditional Gaussian"
@@ -119,7 +131,8 @@ class Mixture(NamedTuple):
             noise = _noise(component, uniforms[1:], normals[:num_dims], normals[num_dims:])
             return from_noise(component, noise)
 
-        # All modes, and then one: to pick a mode first would copy its matrices for each of many particles.
+        # All modes, and then one: to pick a mode first would copy its matrices for each of many
+        # particles.
         ordered = jax.vmap(draw)(self.components)[mode]
         return jnp.zeros_like(ordered).at[self.order].set(ordered)
 
@@ -132,8 +145,8 @@ class Mixture(NamedTuple):
 
 def started_at(target: Target, mixture: Mixture | None) -> Target:
     """
-    Returns the target with chains that start at a mixture, and some of them, its ``base_share``, at the
-    target's own start.
+    Returns the target with chains that start at a mixture, and some of them, its ``base_share``, at
+    the target's own start.
 
     :param target: a target over flat positions ``[num_dims]``.
     :param mixture: the mixture; None leaves the target as it is.
@@ -213,7 +226,7 @@ def component_log_density(component: Component, position: jax.Array) -> jax.Arra
 
 
 def _conditioning(component: Component) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Matrices and vectors of the two Gaussians, one row or number for each coordinate."""
+    """Returns matrices and vectors of the two Gaussians, one row or number for each coordinate."""
     matrices: list[Any] = [component.coupling, component.prior_coupling, component.slopes]
     gate: Any = component.gate
     return [jnp.tril(matrix, -1) for matrix in matrices], list(gate)
@@ -226,7 +239,7 @@ def _conditional(
     log_likelihood_scale: jax.Array,
     offset: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and log scale of the product of two Gaussians."""
+    """Returns mean and log scale of the product of two Gaussians."""
     log_prior_scale = _MAX_LOG_SCALE * jnp.tanh(log_prior_scale / _MAX_LOG_SCALE)
     share = jax.nn.sigmoid(2 * (log_prior_scale - log_likelihood_scale))
     mean = share * likelihood_mean + (1 - share) * (prior_mean + offset)
@@ -238,7 +251,7 @@ def _log_cosh(x: jax.Array) -> jax.Array:
 
 
 def _axis_shares(component: Component) -> jax.Array:
-    """Shares of the draws in which each coordinate is wide."""
+    """Returns shares of the draws in which each coordinate is wide."""
     num_dims = component.loc.size
     shares = jnp.full(num_dims, 1 / num_dims)
     if component.slopes is not None:
@@ -250,7 +263,7 @@ def _axis_shares(component: Component) -> jax.Array:
 def _noise(
     component: Component, uniforms: jax.Array, normals: jax.Array, tail_normals: jax.Array
 ) -> jax.Array:
-    """Normal, Student-t, or normal with one wide coordinate, from two uniforms and standard normals."""
+    """Returns noise, normal, Student-t or with one wide coordinate, from uniforms and normals."""
     mixing = jnp.mean(tail_normals**2)  # chi-squared over its degrees of freedom
     edges = jnp.cumsum(_axis_shares(component))
     axis = jnp.sum(uniforms[1] >= edges)  # the last of them: none

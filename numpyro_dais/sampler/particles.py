@@ -51,7 +51,8 @@ class Run(NamedTuple):
 
 def particle_keys(rng_key: jax.Array, num_particles: int, first: jax.Array | int = 0) -> jax.Array:
     """
-    Returns a key for each particle, which depends on the index of the particle only, not on their number.
+    Returns a key for each particle, which depends on the index of the particle only, not on their
+    number.
 
     :param rng_key: the key of a run.
     :param num_particles: the number of keys.
@@ -133,9 +134,9 @@ def run_adaptive_particles(
     update_fn: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> Run:
     """
-    Returns particles that have gone from the start to the target together, the step size of each step
-    set by ``update_fn`` from the last one and its mean acceptance. The other parameters are those of
-    :func:`run_particles`.
+    Returns particles that have gone from the start to the target together, the step size of each
+    step set by ``update_fn`` from the last one and its mean acceptance. The other parameters are
+    those of :func:`run_particles`.
     """
     start_key, chain_key = random.split(rng_key)
     starts = jax.vmap(target.sample_fn)(random.split(start_key, num_particles))
@@ -156,8 +157,8 @@ def run_reverse_particles(
     transition: Transition = UNCORRECTED,
 ) -> Run:
     """
-    Returns particles that have gone from posterior draws, ``positions``, back to the start. The other
-    parameters are those of :func:`run_particles`.
+    Returns particles that have gone from posterior draws, ``positions``, back to the start. The
+    other parameters are those of :func:`run_particles`.
     """
 
     def particle(key: jax.Array, position: jax.Array) -> ChainResult:
@@ -180,7 +181,7 @@ def run_reverse_particles(
 
 
 def _run_of(starts: jax.Array, ends: ChainResult, step_size: jax.Array) -> Run:
-    """Ends of chains, with weight zero for those that left the representable numbers."""
+    """Returns ends of chains, with weight zero for those that left the representable numbers."""
     is_finite = jnp.isfinite(starts)
     is_good = jnp.all(is_finite, -1) & jnp.isfinite(ends.log_weight)
     acceptance = None if ends.acceptance is None else jnp.mean(ends.acceptance, axis=0)

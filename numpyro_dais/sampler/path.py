@@ -33,7 +33,8 @@ class LogDensities(NamedTuple):
 
 
 LogDensitiesFn = Callable[[jax.Array], LogDensities]
-# What a step follows, from the key of a chain's mini-batches and the step's index.
+# Both log densities that a step follows, from the key of a chain's mini-batches and the step's
+# index.
 DynamicsFn = Callable[[jax.Array, jax.Array], LogDensitiesFn]
 
 
@@ -43,8 +44,8 @@ class Target(Protocol):
     @property
     def sample_fn(self) -> Callable[[jax.Array], jax.Array]:
         """
-        An exact draw from the start, as a position ``[num_dims]`` (``[num_elements, num_dims]`` with a plate),
-        from a key.
+        An exact draw from the start, as a position ``[num_dims]`` (``[num_elements, num_dims]``
+        with a plate), from a key.
         """
 
     @property
@@ -54,8 +55,8 @@ class Target(Protocol):
     @property
     def dynamics_fn(self) -> DynamicsFn | None:
         """
-        The two that a step's gradient follows instead, from the key of the chain's mini-batches and the
-        step's index; None if they are the same.
+        The two that a step's gradient follows instead, from the key of the chain's mini-batches and
+        the step's index; None if they are the same.
         """
 
 
@@ -86,19 +87,22 @@ def tempered_gradient(
 
 
 def at_start(densities: LogDensities) -> LogDensities:
-    r"""Returns the two terms of :math:`\log f_0`, whose second is zero even where the ratio is infinite."""
+    r"""Returns the two terms of :math:`\log f_0`; the second is zero even if it is infinite."""
     return densities._replace(log_ratio=jnp.zeros_like(densities.log_ratio))
 
 
 def at_temperature(densities: LogDensities, beta: jax.Array) -> LogDensities:
-    r"""Returns the two terms :math:`\log q_0` and :math:`\beta \log p(D, \cdot) / q_0` of :math:`\log f_\beta`."""
+    r"""
+    Returns the two terms :math:`\log q_0` and :math:`\beta \log p(D, \cdot) / q_0` of
+    :math:`\log f_\beta`.
+    """
     return densities._replace(log_ratio=beta * densities.log_ratio)
 
 
 def annealed_log_weight(first: LogDensities, last: LogDensities, kinetic: jax.Array) -> jax.Array:
     r"""
-    Returns the log weight :math:`\log f_{\beta'}(u') - \log f_\beta(u)`, plus its kinetic part, of an uncorrected
-    chain or of a part of one.
+    Returns the log weight :math:`\log f_{\beta'}(u') - \log f_\beta(u)`, plus its kinetic part, of
+    an uncorrected chain or of a part of one.
 
     :param first: the two terms of the log density where it begins.
     :param last: the same where it ends.

@@ -90,13 +90,13 @@ def fourth_root_step_size(num_steps: int, scale: float = 0.08) -> float:
 
 def interpolate(values: Any, num_steps: int, is_zero_first: bool = False) -> Any:
     r"""
-    Returns a setting of each step for another number of steps: as a function of :math:`k/K`, linear between
-    the steps that it is known for. Its values may be traced.
+    Returns a setting of each step for another number of steps: as a function of :math:`k/K`, linear
+    between the steps that it is known for. Its values may be traced.
 
     :param values: one for each step, along the first axis; a NumPy or JAX array.
     :param num_steps: the number of steps wanted.
-    :param is_zero_first: whether the setting is zero at :math:`k = 0`, as inverse temperatures are, or else
-        what it is at the first step.
+    :param is_zero_first: whether the setting is zero at :math:`k = 0`, as inverse temperatures are,
+        or else what it is at the first step.
 
     >>> interpolate(np.array([0.2, 1.0]), 4, is_zero_first=True).tolist()
     [0.1, 0.2, 0.6, 1.0]

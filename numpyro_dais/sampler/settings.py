@@ -266,7 +266,7 @@ def _one_per_step(name: str, value: Any, num_steps: int) -> jax.Array:
 
 
 def _array(value: Any) -> jax.Array:
-    """Returns an array of floats; where values are concrete NumPy converts them, and nothing compiles."""
+    """Returns an array of floats; concrete values NumPy converts, and nothing compiles."""
     if not is_concrete(value):
         return jnp.asarray(value, float)
     return jax.device_put(np.asarray(value, jnp.result_type(float)))

@@ -11,8 +11,9 @@ import pytest
 from scipy.special import logsumexp
 
 from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
+from numpyro_dais._util.weights import systematic, weight_shares
 from numpyro_dais.model.target import make_target
-from numpyro_dais.sampler.islands import resampling_steps, run_islands, systematic
+from numpyro_dais.sampler.islands import resampling_steps, run_islands
 from numpyro_dais.sampler.particles import run_particles
 from tests.cases import beta_binomial, gamma_poisson, gamma_poisson_log_evidence, normal_means
 
@@ -132,8 +133,8 @@ def _bad(key):
 
 def test_systematic_resampling_draws_in_proportion():
     log_weights = jnp.log(jnp.array([0.0, 0.3, 0.45, 0.25, 0.0]))
-    keys = random.split(random.key(6), 4000)
-    ancestors = jax.vmap(lambda key: systematic(key, log_weights))(keys)
+    uniforms = random.uniform(random.key(6), (4000,))
+    ancestors = jax.vmap(lambda uniform: systematic(uniform, weight_shares(log_weights)))(uniforms)
     counts = np.stack([np.sum(np.asarray(ancestors) == i, axis=1) for i in range(5)], 1)
     expected = 5 * np.exp(np.asarray(log_weights))
     assert np.all(np.abs(counts - expected) < 1)  # what systematic resampling is for

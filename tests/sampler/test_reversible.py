@@ -21,7 +21,7 @@ from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
 from numpyro_dais.sampler.chain import run_chain, run_reverse_chain
 from numpyro_dais.sampler.kernel import ChainState, Step, drift, kick, kinetic_change, refresh
-from numpyro_dais.sampler.loop import draw_chain_noise
+from numpyro_dais.sampler.noise import draw_chain_noise
 from numpyro_dais.sampler.path import LogDensities, tempered_gradient
 from numpyro_dais.sampler.reversible import passes
 from numpyro_dais.sampler.reversible.fixed_point import (
@@ -189,8 +189,7 @@ def test_round_trip_is_exact(problem, num_steps, optimised):
 
     def setup(damping):
         steps = make_steps(num_steps, 0.05, damping)
-        options, draw_noise = Reversible(IN_FIFTIETHS), partial(draw_chain_noise, state)
-        return prepare(state, log_densities_fn, steps, None, draw_noise, 32, options)
+        return prepare(state, log_densities_fn, steps, Reversible(IN_FIFTIETHS))
 
     @jit
     @jax.vmap
@@ -200,10 +199,10 @@ def test_round_trip_is_exact(problem, num_steps, optimised):
     @jit
     @jax.vmap
     def back(damping, saved, cotangents):
-        plan, inputs, grid = setup(damping)
+        statics, inputs, grid = setup(damping)
         is_perturbed = jax.tree.map(lambda x: x is inputs.position, inputs)
         rest = random.key(5), saved, cotangents, is_perturbed
-        rebuilt = passes.backward_pass(plan, inputs, grid, *rest)
+        rebuilt = passes.backward_pass(statics, inputs, grid, *rest)
         # With gradients only once: they double the time it takes to compile.
         return rebuilt if num_steps == 1_000 else rebuilt._replace(gradients=None)
 

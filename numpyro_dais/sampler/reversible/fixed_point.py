@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Arithmetic that loses nothing: fixed-point words, and a multiplication by a fraction that can be undone.
+Arithmetic that loses nothing: fixed-point words, and a multiplication by a fraction that can be
+undone.
 
-A position is the start plus an integer number of units, a momentum an integer number of units. Adding an
-integer is undone by subtracting it. Multiplying by :math:`n/d < 1` drops digits, and dropped digits can be
-kept: write :math:`V = q d + r`, push the digit :math:`r` (base :math:`d`) onto an integer, pop a digit
-:math:`s` (base :math:`n`) off it, and take :math:`V' = q n + s`. The integer grows by
-:math:`\log_2(d/n)` bits each time (Maclaurin et al. 2015).
+A position is the start plus an integer number of units, a momentum an integer number of units.
+Adding an integer is undone by subtracting it. Multiplying by :math:`n/d < 1` drops digits, and
+dropped digits can be kept: write :math:`V = q d + r`, push the digit :math:`r` (base :math:`d`)
+onto an integer, pop a digit :math:`s` (base :math:`n`) off it, and take :math:`V' = q n + s`. The
+integer grows by :math:`\log_2(d/n)` bits each time (Maclaurin et al. 2015).
 """
 
 from fractions import Fraction
@@ -19,7 +20,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro.util import not_jax_tracer
+from numpyro_dais._util.concreteness import is_concrete
 
 __all__ = [
     "MAX_DENOMINATOR",
@@ -39,14 +40,20 @@ __all__ = [
     "undo_multiply",
 ]
 
+# The largest denominator of a damping. Trades nearness to the damping that was asked for, to within
+# 1/128, for words: a digit of a denominator has its size, and a momentum is rounded to within as
+# many units as the numerator.
 MAX_DENOMINATOR = 64
-# Units per scale, as a power of two. What is left of a word is its range: 256 scales in 32 bits, 2,048 in 64.
+
+# Units per scale, as a power of two, by the bytes of a word. Trades resolution for range: what is
+# left of a word is 256 scales in 32 bits and 2,048 in 64, of either sign and with a bit to add two
+# of them.
 _FRACTION_BITS = {4: 22, 8: 51}
 
 
 class Ratio(NamedTuple):
     """
-    How a damping is written as a fraction; static.
+    A damping as a fraction; static.
 
     :param denominator: the denominator of every step.
     :param smallest: the smallest numerator of any step.
@@ -71,10 +78,11 @@ class Ratio(NamedTuple):
 
 class Grid(NamedTuple):
     """
-    What words of a position mean.
+    The meaning of a position's words.
 
     :param origin: the position of the word 0.
-    :param unit: the position's step from one word to the next, along each dimension; a power of two.
+    :param unit: the position's step from one word to the next, along each dimension; a power of
+        two.
     """
 
     origin: jax.Array
@@ -99,9 +107,10 @@ def rational_damping(damping: Any, is_learned: bool = False) -> tuple[jax.Array,
     r"""
     Returns the damping that a reversible chain uses instead of this one, and how it is a fraction.
 
-    A number becomes the nearest fraction whose denominator is at most 64 (0.9 is 9/10). Numbers that
-    differ from step to step become multiples of 1/64. So does a damping that is traced, as a learned one
-    is, clipped to [1/2, 63/64]; its gradient is that of the damping itself (straight-through).
+    A number becomes the nearest fraction whose denominator is at most 64 (0.9 is 9/10). Numbers
+    that differ from step to step become multiples of 1/64. So does a damping that is traced, as a
+    learned one is, clipped to [1/2, 63/64]; its gradient is that of the damping itself
+    (straight-through).
 
     :param damping: a number, or one per step.
     :param is_learned: whether to treat it as traced, though it may be known here and now.
@@ -110,7 +119,7 @@ def rational_damping(damping: Any, is_learned: bool = False) -> tuple[jax.Array,
     >>> ratio.numerator, ratio.denominator, round(float(damping), 4)
     (47, 54, 0.8704)
     """
-    if is_learned or not not_jax_tracer(damping):
+    if is_learned or not is_concrete(damping):
         used = jnp.clip(jnp.round(damping * MAX_DENOMINATOR), MAX_DENOMINATOR // 2, 63)
         used = damping + lax.stop_gradient(used / MAX_DENOMINATOR - damping)
         return used, Ratio(MAX_DENOMINATOR, MAX_DENOMINATOR // 2, None)
@@ -136,7 +145,7 @@ def rational_damping(damping: Any, is_learned: bool = False) -> tuple[jax.Array,
 
 def num_flush_steps(ratio: Ratio, num_bits: int) -> int:
     """
-    Returns after how many multiplications the packed digits may no longer fit into one unsigned word.
+    Returns the number of multiplications whose digits are sure to fit into one unsigned word.
 
     :param ratio: the fraction.
     :param num_bits: the size of a word.
@@ -153,8 +162,8 @@ def num_flush_steps(ratio: Ratio, num_bits: int) -> int:
 
 def make_grid(origin: jax.Array, scale: jax.Array | None) -> Grid:
     """
-    Returns the grid of a chain: fine against the scale, but not finer than the floating-point numbers
-    at the start, so that a start far out in its tails has a range to match.
+    Returns the grid of a chain: fine against the scale, but not finer than the floating-point
+    numbers at the start, so that a start far out in its tails has a range to match.
 
     :param origin: the start of the chain.
     :param scale: the spread of the start along each dimension; 1 if left out.
@@ -199,8 +208,8 @@ def add(
     words: jax.Array, change: jax.Array, unit: jax.Array | float
 ) -> tuple[jax.Array, jax.Array]:
     """
-    Returns words plus a change, and whether each stays in range. A change that is not finite, or too
-    large by itself, counts as none and as out of range.
+    Returns words plus a change, and whether each stays in range. A change that is not finite, or
+    too large by itself, counts as none and as out of range.
 
     :param words: the words.
     :param change: a number, to be rounded to units.
@@ -220,7 +229,8 @@ def multiply(
     words: jax.Array, digits: jax.Array, numerator: jax.Array, denominator: int
 ) -> tuple[jax.Array, jax.Array]:
     """
-    Returns words times a fraction, to within ``numerator`` units, and the digits with the dropped ones.
+    Returns words times a fraction, to within ``numerator`` units, and the digits with the dropped
+    ones.
 
     :param words: the words.
     :param digits: unsigned words, with room for another digit; see :func:`num_flush_steps`.
@@ -240,7 +250,7 @@ def undo_multiply(
 def _exchange(
     words: jax.Array, digits: jax.Array, old_base: jax.Array, new_base: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Words with their last digit, base ``old_base``, pushed, and one, base ``new_base``, popped."""
+    """Returns words with a digit in the old base pushed, and one in the new base popped."""
     quotient, pushed = jnp.divmod(words, old_base)
     digits = digits * old_base.astype(digits.dtype) + pushed.astype(digits.dtype)
     digits, popped = jnp.divmod(digits, new_base.astype(digits.dtype))
@@ -256,5 +266,5 @@ def _round(
 
 
 def _limit(dtype: jnp.dtype) -> int:
-    """Two numbers below it in size have a sum that a word holds."""
+    """Returns a limit: two numbers below it in size have a sum that a word holds."""
     return 2 ** (8 * dtype.itemsize - 2)

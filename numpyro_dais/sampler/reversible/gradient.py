@@ -4,25 +4,27 @@
 r"""
 Gradients of a chain in nearly constant memory: the backward pass runs the chain backwards.
 
-The state is kept in integers (:mod:`numpyro_dais.sampler.reversible.fixed_point`). Each line of a leapfrog step adds a rounded
-function of the other half of the state, so it is undone by subtracting the same; damping keeps the digits
-that it drops; noise comes from the key again. What is stored is the end of the chain and one word for each
-momentum every 173 steps (at damping 0.9, in float32). At each rebuilt state the gradient is that of the
-step without rounding, :func:`numpyro_dais.sampler.kernel.forward_step`.
+The state is kept in integers (:mod:`numpyro_dais.sampler.reversible.fixed_point`). Each line of a
+leapfrog step adds a rounded function of the other half of the state, so it is undone by subtracting
+the same; damping keeps the digits that it drops; noise comes from the key again. What is stored is
+the end of the chain and one word for each momentum every 173 steps (at damping 0.9, in float32). At
+each rebuilt state the gradient is that of the step without rounding,
+:func:`numpyro_dais.sampler.kernel.forward_step`.
 
-The rounded leapfrog step still is a bijection that preserves volume, so weights are as unbiased as in
-floating point, but for refreshment: damping rounds the momentum to within as many units as the numerator
-of its fraction, 2e-6 in float32 at 9/10.
+The rounded leapfrog step still is a bijection that preserves volume, so weights are as unbiased as
+in floating point, but for refreshment: damping rounds the momentum to within as many units as the
+numerator of its fraction, 2e-6 in float32 at 9/10.
 
-Forward and backward pass are two programs, which must round alike. What could be rounded in two ways, the
-gradient of the path above all, is therefore compiled apart from the rest. The backward pass compares the
-start that it comes back to with the true one, bit for bit, every time; gradients are NaN if they differ.
+Forward and backward pass are two programs, which must round alike. What could be rounded in two
+ways, the gradient of the path above all, is therefore compiled apart from the rest. The backward
+pass compares the start that it comes back to with the true one, bit for bit, every time; gradients
+are NaN if they differ.
 
-**Which memory mode?** ``"checkpoint"`` unless its memory, O(sqrt(K)) states above about a thousand steps and
-one state per step below, is too much; it has second derivatives, any damping, and the fewest surprises.
-``"reversible"`` where states are large or steps many: its memory hardly grows with the number of steps.
-``"products"`` for short chains of neural networks, where it is the fastest; ``"plain"`` for short chains of
-small models, if at all.
+**Which memory mode?** ``"checkpoint"`` unless its memory, O(sqrt(K)) states above about a thousand
+steps and one state per step below, is too much; it has second derivatives, any damping, and the
+fewest surprises. ``"reversible"`` where states are large or steps many: its memory hardly grows
+with the number of steps. ``"products"`` for short chains of neural networks, where it is the
+fastest; ``"plain"`` for short chains of small models, if at all.
 
 **References**
 
@@ -34,6 +36,7 @@ small models, if at all.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -44,12 +47,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 import jax.numpy as jnp
 
-from numpyro_dais.sampler.kernel import (
-    ChainState,
-    Noise,
-    Step,
-)
-from numpyro_dais.sampler.loop import segment_length
+from numpyro_dais.sampler.kernel import ChainState, Step, split_preconditioner
+from numpyro_dais.sampler.noise import block_length, draw_chain_noise
 from numpyro_dais.sampler.path import LogDensities, LogDensitiesFn
 from numpyro_dais.sampler.reversible.fixed_point import (
     Grid,
@@ -60,9 +59,9 @@ from numpyro_dais.sampler.reversible.fixed_point import (
 )
 from numpyro_dais.sampler.reversible.passes import (
     Inputs,
-    Plan,
     Rebuilt,
     Saved,
+    Statics,
     backward_pass,
     forward_pass,
     is_close,
@@ -80,10 +79,11 @@ class Reversible(NamedTuple):
     """
     Options of the reversible mode.
 
-    :param ratio: the damping as a fraction, from :func:`~numpyro_dais.sampler.reversible.fixed_point.rational_damping`; if left
-        out it is taken from the steps' damping, which then is rounded.
-    :param scale: the spread of the start along each dimension, which sets the units of the position; 1 if
-        left out.
+    :param ratio: the damping as a fraction, from
+        :func:`~numpyro_dais.sampler.reversible.fixed_point.rational_damping`; if left out it is
+        taken from the steps' damping, which then is rounded.
+    :param scale: the spread of the start along each dimension, which sets the units of the
+        position; 1 if left out.
     :param anchor_every: store the state every so many steps, and correct the rebuilt one by it.
     """
 
@@ -95,15 +95,15 @@ class Reversible(NamedTuple):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Flags:
-    """Which leaves of the inputs are differentiated; static."""
+    """Flags of the inputs' leaves, true for those that are differentiated; static."""
 
     values: tuple[bool, ...]
 
 
 def start_scale(sample_fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """
-    Returns the spread of the start along each dimension, roughly: the geometric mean of differences of
-    draws, which heavy tails do not spoil and which needs no room for many draws.
+    Returns the spread of the start along each dimension, roughly: the geometric mean of differences
+    of draws, which heavy tails do not spoil and which needs no room for many draws.
 
     :param sample_fn: draws a position from a key.
     """
@@ -116,6 +116,7 @@ def start_scale(sample_fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
 
     shape = jax.eval_shape(sample_fn, random.key(0))
     zeros = jnp.zeros(shape.shape, shape.dtype)
+    # 16 pairs know a scale to within a factor of two or so, and it is rounded to a power of two.
     (total, count), _ = lax.scan(add_pair, (zeros, zeros), random.split(random.key(0), 16))
     return jnp.exp(total / jnp.maximum(count, 1))
 
@@ -125,45 +126,38 @@ def run_reversible(
     state: ChainState,
     log_densities_fn: LogDensitiesFn,
     steps: Step,
-    preconditioner: jax.Array | None,
-    draw_noise: Callable[[jax.Array, jax.Array, int], Noise],
-    max_length: int,
     options: Reversible,
     on_step: Callable[[jax.Array], None] | None = None,
 ) -> ChainState:
     """
-    Returns the state after all steps of an uncorrected chain. The log weight is NaN if a word has left its
-    range. Gradients are NaN, and a warning is given, if the backward pass does not end where the chain began.
+    Returns the state after all steps of an uncorrected chain. The log weight is NaN if a word has
+    left its range. Gradients are NaN, and a warning is given, if the backward pass does not end
+    where the chain began.
 
     :param rng_key: the key of the noise.
     :param state: the state at the start.
     :param log_densities_fn: both ends of the path; it may close over traced values.
     :param steps: settings, one per step along the leading axis.
-    :param preconditioner: that of all steps, if they share one.
-    :param draw_noise: the noise of a block of steps, from the key, the block's index and its length.
-    :param max_length: the largest length of a block.
     :param options: options of this mode.
     :param on_step: called with the index of each step, on the way forward.
     """
-    plan, inputs, grid = prepare(
-        state, log_densities_fn, steps, preconditioner, draw_noise, max_length, options, on_step
-    )
+    statics, inputs, grid = prepare(state, log_densities_fn, steps, options, on_step)
 
     @jax.custom_vjp
     def chain(inputs: Inputs, grid: Grid, rng_key: jax.Array) -> ChainState:
-        return forward_pass(plan, inputs, grid, rng_key)[0]
+        return forward_pass(statics, inputs, grid, rng_key)[0]
 
     def chain_forward(*primals: Any) -> Any:
         flags = _Flags(tuple(primal.perturbed for primal in jax.tree.leaves(primals[0])))
         inputs, grid, rng_key = jax.tree.map(lambda primal: primal.value, primals)
-        end, saved = forward_pass(plan, inputs, grid, rng_key)
+        end, saved = forward_pass(statics, inputs, grid, rng_key)
         return end, (inputs, grid, rng_key, saved, flags)
 
     @_once
     def chain_backward(residuals: Any, cotangents: ChainState) -> Any:
         inputs, grid, rng_key, saved, flags = residuals
         is_perturbed = jax.tree.unflatten(jax.tree.structure(inputs), flags.values)
-        rebuilt = backward_pass(plan, inputs, grid, rng_key, saved, cotangents, is_perturbed)
+        rebuilt = backward_pass(statics, inputs, grid, rng_key, saved, cotangents, is_perturbed)
         return _checked(rebuilt, saved), None, None
 
     chain.defvjp(chain_forward, chain_backward, symbolic_zeros=True)
@@ -175,43 +169,44 @@ def prepare(
     state: ChainState,
     log_densities_fn: LogDensitiesFn,
     steps: Step,
-    preconditioner: jax.Array | None,
-    draw_noise: Callable[[jax.Array, jax.Array, int], Noise],
-    max_length: int,
     options: Reversible,
     on_step: Callable[[jax.Array], None] | None = None,
-) -> tuple[Plan, Inputs, Grid]:
+) -> tuple[Statics, Inputs, Grid]:
     """
-    Returns what :func:`~numpyro_dais.sampler.reversible.passes.forward_pass` takes, all that is traced as arguments. The
-    parameters are those of :func:`run_reversible`.
+    Returns the arguments of :func:`~numpyro_dais.sampler.reversible.passes.forward_pass` but for
+    its key. The parameters are those of :func:`run_reversible`.
     """
+    steps, preconditioner = split_preconditioner(steps)
     ratio = options.ratio
     if ratio is None:
         damping, ratio = rational_damping(steps.damping)
         steps = steps._replace(damping=damping)
-    num_steps = len(steps.beta)
     pure_fn, constants = _hoist(log_densities_fn, state.position)
-    num_flush = num_flush_steps(ratio, 8 * state.position.dtype.itemsize)
-    anchor_every = num_steps if options.anchor_every is None else options.anchor_every
-    length = segment_length(num_steps, min(max_length, num_flush, anchor_every))
-    plan = Plan(
+    length = block_length(len(steps.beta), state.momentum.size)
+    flush_every = num_flush_steps(ratio, 8 * state.position.dtype.itemsize)
+    anchor_every = options.anchor_every
+    # To save after whole blocks costs less; blocks are those of the noise, so words may be shorter.
+    save_every = length if min(flush_every, anchor_every or flush_every) >= length else 1
+    statics = Statics(
         pure_fn,
-        draw_noise,
+        partial(draw_chain_noise, state),
         on_step,
         ratio,
         length,
-        blocks_per_word=num_flush // length,
-        blocks_per_anchor=None if options.anchor_every is None else anchor_every // length,
+        save_every,
+        flush_every=flush_every // save_every * save_every,
+        anchor_every=anchor_every and anchor_every // save_every * save_every,
     )
     inputs = Inputs(state.position, state.momentum, constants, preconditioner, steps)
-    return plan, inputs, make_grid(lax.stop_gradient(state.position), options.scale)
+    return statics, inputs, make_grid(lax.stop_gradient(state.position), options.scale)
 
 
 def _hoist(
     log_densities_fn: LogDensitiesFn, position: jax.Array
 ) -> tuple[Callable[[list, jax.Array], LogDensities], list]:
-    """The log densities as a function of all that they closed over, which is returned beside."""
-    # jax.closure_convert leaves integers and keys behind, which the backward pass cannot reach either.
+    """Returns the log densities as a function of all that they closed over, and that."""
+    # jax.closure_convert leaves integers and keys behind, which the backward pass cannot reach
+    # either.
     closed = jax.make_jaxpr(log_densities_fn)(position)
 
     def pure_fn(constants: list, position: jax.Array) -> LogDensities:
@@ -221,7 +216,7 @@ def _hoist(
 
 
 def _once(backward: Callable) -> Callable:
-    """A backward pass that refuses to be differentiated: roundings have no slope of their own."""
+    """Returns a backward pass that refuses to be differentiated: roundings have no slope."""
     guarded = jax.custom_jvp(backward)
 
     @guarded.defjvp
@@ -244,7 +239,7 @@ def _instantiate(cotangent: Any) -> jax.Array:
 
 
 def _checked(rebuilt: Rebuilt, saved: Saved) -> Inputs:
-    """Gradients, or NaN if the backward pass did not come back to the start."""
+    """Returns gradients, or NaN if the backward pass did not come back to the start."""
     zeros = jax.tree.map(jnp.zeros_like, saved.end)
     start = zeros._replace(momentum=saved.start)
     if saved.anchors is None:

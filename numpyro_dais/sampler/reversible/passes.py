@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-A trajectory in integers, there and back: the forward pass of a reversible chain, and the backward pass that
-rebuilds each state from the next and takes the gradient there.
+A trajectory in integers, there and back: the forward pass of a reversible chain, and the backward
+pass that rebuilds each state from the next and takes the gradient there.
 """
 
 from collections.abc import Callable
@@ -42,23 +42,26 @@ from numpyro_dais.sampler.reversible.fixed_point import (
     undo_multiply,
 )
 
-__all__ = ["Inputs", "Plan", "Rebuilt", "Saved", "backward_pass", "forward_pass", "is_close"]
+__all__ = ["Inputs", "Rebuilt", "Saved", "Statics", "backward_pass", "forward_pass", "is_close"]
 
-# Between anchors a rebuilt state may be off by so many scales, if rounding differs at all.
+# Scales by which a rebuilt state may be off at an anchor. Trades gradients that are a little wrong
+# for chains that go on where rounding differs: the error of a gradient is of this order.
 _ANCHOR_TOLERANCE = 2.0**-10
 
 
-class Plan(NamedTuple):
+class Statics(NamedTuple):
     """
-    What is static.
+    Functions and numbers that are known when a chain is compiled.
 
     :param log_densities_fn: both ends of the path, as a function of constants and a position.
-    :param draw_noise: the noise of a block of steps, from the key, the block's index and its length.
+    :param draw_noise: the noise of a block of steps, from the key, the block's index and its
+        length.
     :param on_step: called with the index of each step, on the way forward.
-    :param ratio: how damping is a fraction.
-    :param length: the number of steps in a block.
-    :param blocks_per_word: after so many blocks the packed digits are put aside.
-    :param blocks_per_anchor: after so many blocks the state is stored; None for never.
+    :param ratio: the damping as a fraction.
+    :param length: the number of steps in a block of noise.
+    :param save_every: the steps between looks at what has to be saved: those of a block, or 1.
+    :param flush_every: after so many steps, a multiple of these, the packed digits are put aside.
+    :param anchor_every: after so many steps, likewise, the state is stored; None for never.
     """
 
     log_densities_fn: Callable[[list, jax.Array], LogDensities]
@@ -66,13 +69,14 @@ class Plan(NamedTuple):
     on_step: Callable[[jax.Array], None] | None
     ratio: Ratio
     length: int
-    blocks_per_word: int
-    blocks_per_anchor: int | None
+    save_every: int
+    flush_every: int
+    anchor_every: int | None
 
 
 class Inputs(NamedTuple):
     """
-    What the end of a chain is a differentiable function of.
+    Inputs that the end of a chain is a differentiable function of.
 
     :param constants: what the log densities closed over.
     :param preconditioner: of all steps; None if there is none, or ``steps`` has it.
@@ -87,7 +91,7 @@ class Inputs(NamedTuple):
 
 class Saved(NamedTuple):
     """
-    What the backward pass starts from, beside the inputs.
+    Values that the backward pass starts from, beside the inputs.
 
     :param start: the first state's momentum.
     :param end: the last state.
@@ -103,7 +107,7 @@ class Saved(NamedTuple):
 
 class Rebuilt(NamedTuple):
     """
-    What the backward pass ends with.
+    Values that the backward pass ends with.
 
     :param gradients: of the inputs; None where they are not differentiated.
     :param start: the start, rebuilt.
@@ -116,46 +120,47 @@ class Rebuilt(NamedTuple):
 
 
 def forward_pass(
-    plan: Plan, inputs: Inputs, grid: Grid, rng_key: jax.Array
+    statics: Statics, inputs: Inputs, grid: Grid, rng_key: jax.Array
 ) -> tuple[ChainState, Saved]:
     """
-    Returns the end of a chain, its log weight NaN if a word has left its range, and what the backward pass
-    needs.
+    Returns the end of a chain, its log weight NaN if a word has left its range, and what the
+    backward pass needs.
 
-    :param plan: functions, and how steps are grouped.
+    :param statics: functions, and how steps are grouped.
     :param inputs: the start and the settings.
     :param grid: the grid of positions; its origin is the start.
     :param rng_key: the key of the noise.
     """
 
-    def advance(carry: tuple[Words, jax.Array], xs: Any) -> tuple[tuple[Words, jax.Array], None]:
-        words, log_weight = carry
+    def advance(carry: Any, xs: Any) -> tuple[Any, None]:
+        words, log_weight, saved = carry
         index, step, change = xs
-        if plan.on_step is not None:
-            plan.on_step(index)
-        words, increment = _advance(plan, inputs, grid, index, words, step, change)
-        return (words, log_weight + increment), None
+        if statics.on_step is not None:
+            statics.on_step(index)
+        words, increment = _advance(statics, inputs, grid, index, words, step, change)
+        if statics.save_every == 1:
+            words, saved = _save(statics, saved, index, words)
+        return (words, log_weight + increment, saved), None
 
     def block(carry: Any, xs: tuple[jax.Array, Step]) -> tuple[Any, None]:
-        words, log_weight, saved = carry
         index, steps = xs
-        change = _noise_change(plan, rng_key, index, steps.damping)
-        inner = index * plan.length + jnp.arange(len(change)), steps, change
-        (words, log_weight), _ = lax.scan(advance, (words, log_weight), inner)
-        words, saved = _save(plan, saved, index, words)
+        change = _noise_change(statics, rng_key, index, steps.damping)
+        indices = index * statics.length + jnp.arange(len(change))
+        (words, log_weight, saved), _ = lax.scan(advance, carry, (indices, steps, change))
+        if statics.save_every > 1:
+            words, saved = _save(statics, saved, indices[-1], words)
         return (words, log_weight, saved), None
 
     start = encode_start(inputs.momentum)
-    num_blocks = -(-len(inputs.steps.beta) // plan.length)
-    saved = Saved(
-        start.momentum, start, _rows(start.digits, num_blocks, plan.blocks_per_word), None
-    )
-    if plan.blocks_per_anchor is not None:
-        make_rows = partial(_rows, num_blocks=num_blocks, blocks_per_row=plan.blocks_per_anchor)
+    num_steps = len(inputs.steps.beta)
+    digits = _rows(start.digits, num_steps, statics.flush_every)
+    saved = Saved(start.momentum, start, digits, None)
+    if statics.anchor_every is not None:
+        make_rows = partial(_rows, num_steps=num_steps, steps_per_row=statics.anchor_every)
         saved = saved._replace(anchors=jax.tree.map(make_rows, start))
     log_weight = jnp.zeros(inputs.position.shape[:-1], inputs.position.dtype)
     (end, log_weight, saved), _ = scan_segments(
-        block, (start, log_weight, saved), inputs.steps, plan.length
+        block, (start, log_weight, saved), inputs.steps, statics.length
     )
     position = decode_position(end.position, grid)
     state = ChainState(position, decode_momentum(end.momentum), log_weight, None)
@@ -163,7 +168,7 @@ def forward_pass(
 
 
 def backward_pass(
-    plan: Plan,
+    statics: Statics,
     inputs: Inputs,
     grid: Grid,
     rng_key: jax.Array,
@@ -184,13 +189,15 @@ def backward_pass(
 
     def gradient_fn(moving: list, position: jax.Array, beta: jax.Array) -> jax.Array:
         pairs = zip(moving, inputs.constants, strict=True)
-        return _gradient(plan, [y if x is None else x for x, y in pairs], position, beta)
+        return _gradient(statics, [y if x is None else x for x, y in pairs], position, beta)
 
     def retreat(carry: Any, xs: Any) -> tuple[Any, Step]:
-        words, state_bar, (constants_bar, preconditioner_bar) = carry
+        words, state_bar, (constants_bar, preconditioner_bar), is_good = carry
         index, step, noise, change = xs
+        if statics.save_every == 1:
+            words, is_good = _restore(statics, saved, index, words, is_good)
         step = with_preconditioner(step, inputs.preconditioner)
-        words, middle = _retreat(plan, inputs, grid, index, words, step, change)
+        words, middle = _retreat(statics, inputs, grid, index, words, step, change)
         gradient, pull_gradient = jax.vjp(gradient_fn, constants, middle, step.beta)
         state_bar, step_bar, increment = _pull_back(
             _decode(words, grid), step, noise, gradient, pull_gradient, state_bar
@@ -200,25 +207,25 @@ def backward_pass(
             increment = _keep(step_bar.preconditioner, is_perturbed.preconditioner)
             preconditioner_bar = _sum(preconditioner_bar, increment)
             step_bar = step_bar._replace(preconditioner=None)
-        carry = words, state_bar, (constants_bar, preconditioner_bar)
+        shared_bar = constants_bar, preconditioner_bar
+        carry = words, state_bar, shared_bar, is_good
         return carry, _keep(step_bar, is_perturbed.steps)
 
     def block(carry: Any, xs: tuple[jax.Array, Step]) -> tuple[Any, Step]:
-        words, cotangents, is_good = carry
         index, steps = xs
-        words, is_good_here = _restore(plan, saved, index, words)
-        change = _noise_change(plan, rng_key, index, steps.damping)
-        noise = plan.draw_noise(rng_key, index, len(change)).normal  # for the slope of the damping
-        inner = index * plan.length + jnp.arange(len(change)), steps, noise, change
-        (words, *cotangents), steps_bar = lax.scan(
-            retreat, (words, *cotangents), inner, reverse=True
-        )
-        return (words, tuple(cotangents), is_good & is_good_here), steps_bar
+        change = _noise_change(statics, rng_key, index, steps.damping)
+        noise = statics.draw_noise(rng_key, index, len(change)).normal  # for the damping's slope
+        indices = index * statics.length + jnp.arange(len(change))
+        words, *bars, is_good = carry
+        if statics.save_every > 1:
+            words, is_good = _restore(statics, saved, indices[-1], words, is_good)
+        carry = words, *bars, is_good
+        return lax.scan(retreat, carry, (indices, steps, noise, change), reverse=True)
 
     shared = constants, _keep(inputs.preconditioner, is_perturbed.preconditioner)
-    carry = saved.end, (cotangents, jax.tree.map(jnp.zeros_like, shared)), jnp.asarray(True)
-    (start, (state_bar, shared_bar), is_good), steps_bar = scan_segments(
-        block, carry, inputs.steps, plan.length, reverse=True
+    carry = saved.end, cotangents, jax.tree.map(jnp.zeros_like, shared), jnp.asarray(True)
+    (start, state_bar, shared_bar, is_good), steps_bar = scan_segments(
+        block, carry, inputs.steps, statics.length, reverse=True
     )
     constants_bar, preconditioner_bar = shared_bar
     gradients = Inputs(
@@ -235,7 +242,7 @@ def is_close(words: Words, others: Words) -> jax.Array:
 
 
 def _advance(
-    plan: Plan,
+    statics: Statics,
     inputs: Inputs,
     grid: Grid,
     index: jax.Array,
@@ -243,22 +250,24 @@ def _advance(
     step: Step,
     change: jax.Array,
 ) -> tuple[Words, jax.Array]:
-    """A step, and what it adds to the log weight."""
+    """Returns the state after a step, and what it adds to the log weight."""
     step, unit = with_preconditioner(step, inputs.preconditioner), momentum_unit(change.dtype)
     middle, is_valid = add(words.position, _half_drift(index, words.momentum, step), grid.unit)
     position = decode_position(middle, grid)
-    momentum, is_valid_kick = add(words.momentum, _kick(plan, inputs, index, position, step), unit)
+    momentum, is_valid_kick = add(
+        words.momentum, _kick(statics, inputs, index, position, step), unit
+    )
     increment = kinetic_change(decode_momentum(words.momentum), decode_momentum(momentum))
     end, is_valid_end = add(middle, _half_drift(index, momentum, step), grid.unit)
-    numerator = plan.ratio.numerator_at(step.damping, momentum)
-    damped, digits = multiply(momentum, words.digits, numerator, plan.ratio.denominator)
+    numerator = statics.ratio.numerator_at(step.damping, momentum)
+    damped, digits = multiply(momentum, words.digits, numerator, statics.ratio.denominator)
     momentum, is_valid_noise = add(damped, change, unit)
     is_valid = jnp.all(is_valid & is_valid_kick & is_valid_end & is_valid_noise, -1)
     return Words(end, momentum, digits), jnp.where(is_valid, increment, jnp.nan)
 
 
 def _retreat(
-    plan: Plan,
+    statics: Statics,
     inputs: Inputs,
     grid: Grid,
     index: jax.Array,
@@ -266,14 +275,14 @@ def _retreat(
     step: Step,
     change: jax.Array,
 ) -> tuple[Words, jax.Array]:
-    """The state before a step, each line of :func:`_advance` undone, and the position half-way."""
+    """Returns the state before a step, :func:`_advance` undone, and the position half-way."""
     unit = momentum_unit(change.dtype)
-    numerator = plan.ratio.numerator_at(step.damping, words.momentum)
+    numerator = statics.ratio.numerator_at(step.damping, words.momentum)
     damped = subtract(words.momentum, change, unit)
-    momentum, digits = undo_multiply(damped, words.digits, numerator, plan.ratio.denominator)
+    momentum, digits = undo_multiply(damped, words.digits, numerator, statics.ratio.denominator)
     middle = subtract(words.position, _half_drift(index, momentum, step), grid.unit)
     position = decode_position(middle, grid)
-    momentum = subtract(momentum, _kick(plan, inputs, index, position, step), unit)
+    momentum = subtract(momentum, _kick(statics, inputs, index, position, step), unit)
     start = subtract(middle, _half_drift(index, momentum, step), grid.unit)
     return Words(start, momentum, digits), position
 
@@ -286,7 +295,7 @@ def _pull_back(
     pull_gradient: Callable,
     state_bar: ChainState,
 ) -> tuple[ChainState, Step, list]:
-    """The vjp of a step without rounding, with respect to the state, the settings and the constants."""
+    """Returns the vjp of an unrounded step, for the state, the settings and the constants."""
 
     def step_fn(state: ChainState, step: Step, gradient: jax.Array) -> ChainState:
         return forward_step(Noise(noise, None), state, step, _linear(gradient), UNCORRECTED)[0]
@@ -308,30 +317,33 @@ def _pull_back(
     return state_bar, step_bar, constants_bar
 
 
-def _save(plan: Plan, saved: Saved, index: jax.Array, words: Words) -> tuple[Words, Saved]:
-    """The state after a block, with digits put aside if they fill a word, and what is saved by now."""
-    # Written after every block: what the last of a group writes stays, and a row beyond the last is dropped.
+def _save(statics: Statics, saved: Saved, index: jax.Array, words: Words) -> tuple[Words, Saved]:
+    """Returns the state with its digits put aside if they fill a word, and what is saved by now."""
+    # Written after every step: what the last of a group writes stays, and a row beyond the last is
+    # dropped.
     anchors = saved.anchors
-    if plan.blocks_per_anchor is not None:
-        row = index // plan.blocks_per_anchor
+    if statics.anchor_every is not None:
+        row = index // statics.anchor_every
         anchors = jax.tree.map(lambda xs, x: xs.at[row].set(x), anchors, words)
-    digits = saved.digits.at[index // plan.blocks_per_word].set(words.digits)
-    is_full = (index + 1) % plan.blocks_per_word == 0
+    digits = saved.digits.at[index // statics.flush_every].set(words.digits)
+    is_full = (index + 1) % statics.flush_every == 0
     words = words._replace(digits=jnp.where(is_full, 0, words.digits))
     return words, saved._replace(digits=digits, anchors=anchors)
 
 
-def _restore(plan: Plan, saved: Saved, index: jax.Array, words: Words) -> tuple[Words, jax.Array]:
-    """The state before :func:`_save`, and whether it was close to an anchor if there is one."""
-    is_full = (index + 1) % plan.blocks_per_word == 0
-    full = saved.digits[index // plan.blocks_per_word]
+def _restore(
+    statics: Statics, saved: Saved, index: jax.Array, words: Words, is_good: jax.Array
+) -> tuple[Words, jax.Array]:
+    """Returns the state before :func:`_save`, and whether it was close to all anchors so far."""
+    is_full = (index + 1) % statics.flush_every == 0
+    full = saved.digits[index // statics.flush_every]
     words = words._replace(digits=jnp.where(is_full, full, words.digits))
-    if plan.blocks_per_anchor is None:
-        return words, jnp.asarray(True)
-    is_anchor = (index + 1) % plan.blocks_per_anchor == 0
-    row = index // plan.blocks_per_anchor
+    if statics.anchor_every is None:
+        return words, is_good
+    is_anchor = (index + 1) % statics.anchor_every == 0
+    row = index // statics.anchor_every
     anchor = jax.tree.map(lambda xs: xs[row], saved.anchors)
-    is_good = ~is_anchor | is_close(words, anchor)
+    is_good = is_good & (~is_anchor | is_close(words, anchor))
     return jax.tree.map(partial(jnp.where, is_anchor), anchor, words), is_good
 
 
@@ -343,38 +355,39 @@ def _half_drift(index: jax.Array, words: jax.Array, step: Step) -> jax.Array:
 
 
 def _kick(
-    plan: Plan, inputs: Inputs, index: jax.Array, position: jax.Array, step: Step
+    statics: Statics, inputs: Inputs, index: jax.Array, position: jax.Array, step: Step
 ) -> jax.Array:
     def kick_fn(constants: list, position: jax.Array, step: Step) -> jax.Array:
-        gradient = _gradient(plan, constants, position, step.beta)
+        gradient = _gradient(statics, constants, position, step.beta)
         return kick(gradient, step.step_size, step.preconditioner)
 
     return _isolated(index, kick_fn, inputs.constants, position, step)
 
 
 def _noise_change(
-    plan: Plan, rng_key: jax.Array, index: jax.Array, damping: jax.Array
+    statics: Statics, rng_key: jax.Array, index: jax.Array, damping: jax.Array
 ) -> jax.Array:
-    """What the noise of a block adds to the momenta."""
+    """Returns what the noise of a block adds to the momenta."""
 
     def change_fn(rng_key: jax.Array, index: jax.Array, damping: jax.Array) -> jax.Array:
-        noise = plan.draw_noise(rng_key, index, len(damping)).normal
+        noise = statics.draw_noise(rng_key, index, len(damping)).normal
         return jax.vmap(refresh)(noise, jnp.zeros_like(noise), damping)
 
     return _isolated(index, change_fn, rng_key, index, damping)
 
 
-def _gradient(plan: Plan, constants: list, position: jax.Array, beta: jax.Array) -> jax.Array:
-    return tempered_gradient(partial(plan.log_densities_fn, constants), beta)(position)
+def _gradient(statics: Statics, constants: list, position: jax.Array, beta: jax.Array) -> jax.Array:
+    return tempered_gradient(partial(statics.log_densities_fn, constants), beta)(position)
 
 
 def _isolated(index: jax.Array, fn: Callable, *args: Any) -> Any:
     """
-    The value of a function, compiled apart from its surroundings.
+    Returns the value of a function, compiled apart from its surroundings.
 
-    Fused with them, the forward and the backward pass would round differently: whether a multiplication and
-    an addition become one instruction depends on what else is in a kernel. On a CPU a barrier does not
-    keep XLA from fusing, but a branch does: it does not know that no index is negative.
+    Fused with them, the forward and the backward pass would round differently: whether a
+    multiplication and an addition become one instruction depends on what else is in a kernel. On a
+    CPU a barrier does not keep XLA from fusing, but a branch does: it does not know that no index
+    is negative.
     """
     shapes = jax.eval_shape(fn, *args)
 
@@ -385,7 +398,7 @@ def _isolated(index: jax.Array, fn: Callable, *args: Any) -> Any:
 
 
 def _linear(gradient: jax.Array) -> LogDensitiesFn:
-    """The log densities whose gradient is this one at any temperature."""
+    """Returns log densities whose gradient is this one at any temperature."""
 
     def log_densities_fn(position: jax.Array) -> LogDensities:
         log_density = jnp.sum(gradient * position, -1)
@@ -400,12 +413,12 @@ def _decode(words: Words, grid: Grid) -> ChainState:
     return ChainState(position, decode_momentum(words.momentum), log_weight, None)
 
 
-def _rows(row: jax.Array, num_blocks: int, blocks_per_row: int) -> jax.Array:
-    return jnp.zeros((max(1, num_blocks // blocks_per_row), *row.shape), row.dtype)
+def _rows(row: jax.Array, num_steps: int, steps_per_row: int) -> jax.Array:
+    return jnp.zeros((max(1, num_steps // steps_per_row), *row.shape), row.dtype)
 
 
 def _keep(tree: Any, is_kept: Any) -> Any:
-    """A tree with None for leaves that are not kept."""
+    """Returns a tree with None for leaves that are not kept."""
     return jax.tree.map(lambda x, keep: x if keep else None, tree, is_kept)
 
 
