@@ -100,7 +100,7 @@ def gaussian_path(precision, share):
     levels = betas + (1 - betas) * share
     lengths = np.sqrt(len(precision) / 2) * np.log(levels / share)
     scales = np.linalg.cholesky(np.linalg.inv(precision)) / np.sqrt(levels)[:, None, None]
-    return MeasuredPath(betas, lengths, scales, 0.0, 0, True)
+    return MeasuredPath(betas, lengths, scales, 0.0, 0)
 
 
 def run(estimator, *data):

@@ -32,6 +32,13 @@ gc.freeze()
 gc.set_threshold(20_000, 50, 50)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_programs_left():
+    """Programs are kept as long as JAX keeps them, and hundreds of tests would fill the memory."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def optimised():
     """

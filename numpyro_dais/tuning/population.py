@@ -60,7 +60,6 @@ class MeasuredPath(NamedTuple):
         triangular ``[num_levels, num_dims, num_dims]``.
     :param log_evidence: the sampler's own estimate.
     :param num_gradients: gradients, and half as many again for densities, that were spent.
-    :param is_complete: whether it reached the target within its budget.
     """
 
     betas: np.ndarray
@@ -68,7 +67,6 @@ class MeasuredPath(NamedTuple):
     scales: np.ndarray
     log_evidence: float
     num_gradients: int
-    is_complete: bool
 
     @property
     def log_widths(self) -> np.ndarray:
@@ -143,14 +141,13 @@ def measure_path(
     is_dense = population.positions.shape[-1] <= max_dense_dims
     cost = num_particles * (MOVE.num_leapfrog + 0.5)
     num_gradients = num_particles * 0.5
-    step_size, beta, log_evidence, is_complete = _MAX_STEP_SIZE, 0.0, 0.0, True
+    step_size, beta, log_evidence = _MAX_STEP_SIZE, 0.0, 0.0
     betas, lengths = [0.0], [0.0]
     spreads = [_spread(population.positions, is_dense)]
     for level in range(_MAX_LEVELS):
         log_ratio = np.asarray(population.densities.log_ratio, np.float64)
         log_ratio = np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
         if not np.any(np.isfinite(log_ratio)):
-            is_complete = False
             break
         is_last = num_gradients + 2 * cost > max_gradients or level == _MAX_LEVELS - 1
         increment = 1.0 - beta if is_last else _next_increment(log_ratio, 1.0 - beta)
@@ -176,7 +173,6 @@ def measure_path(
         lengths.append(lengths[-1] + np.sqrt(-np.log(ess_share)))
         spreads.append(_spread(population.positions, is_dense))
         if beta == 1.0:
-            is_complete = ess_share > 0.5 * _ESS_SHARE
             break
     return MeasuredPath(
         np.array(betas),
@@ -184,7 +180,6 @@ def measure_path(
         _smooth(spreads, num_particles),
         log_evidence,
         int(np.ceil(num_gradients)),
-        is_complete,
     )
 
 

@@ -29,7 +29,7 @@ def exact_path(regression):
     lengths = np.append(0.0, np.cumsum((speeds[1:] + speeds[:-1]) / 2 * np.diff(betas)))
     covariances = np.einsum("ij,lj,kj->lik", basis.eigenvectors, 1 / precisions, basis.eigenvectors)
     scales = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
-    return MeasuredPath(betas, lengths, scales, 0.0, 0, True)
+    return MeasuredPath(betas, lengths, scales, 0.0, 0)
 
 
 def gap_of(regression, settings):

@@ -80,7 +80,7 @@ def test_weights_of_a_fitted_start_are_unbiased_with_steps(tuned_groups):
     components = mixture.components
     off = mixture._replace(components=components._replace(log_scale=components.log_scale + 0.4))
     steps = anneal(
-        MeasuredPath(*(np.array(x) for x in ([0, 1], [0, 1])), np.ones((2, 5)), 0, 0, True),
+        MeasuredPath(*(np.array(x) for x in ([0, 1], [0, 1])), np.ones((2, 5)), 0, 0),
         4,
         0.3,
         0.5,
