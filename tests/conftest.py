@@ -5,6 +5,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 # Two workers on two cores: a second thread of BLAS for a matrix of ten rows would wait for a core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from numpyro_dais.linear_regression import LinearRegression
+from tests.helpers import Counter
 
 matplotlib.use("Agg")
 
@@ -32,11 +34,18 @@ gc.freeze()
 gc.set_threshold(20_000, 50, 50)
 
 
+# Of a worker, in bytes: two of them fit into the smallest machines that run this suite.
+_MAX_MEMORY = 3 * 2**30
+_MEMORY = Path("/proc/self/statm")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def no_programs_left():
-    """Programs are kept as long as JAX keeps them, and hundreds of tests would fill the memory."""
+def bounded_memory():
+    """Clears JAX's caches once they are large: programs of hundreds of tests would fill the memory."""
     yield
-    jax.clear_caches()
+    pages = int(_MEMORY.read_text().split()[1]) if _MEMORY.exists() else 0
+    if pages * os.sysconf("SC_PAGE_SIZE") > _MAX_MEMORY:
+        jax.clear_caches()
 
 
 @pytest.fixture
@@ -48,6 +57,15 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", False)
     yield _XLA_DEFAULTS
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def counter():
+    """Counts compilations, and runs of a model of its own."""
+    counter = Counter()
+    jax.monitoring.register_event_duration_secs_listener(counter.on_event)
+    yield counter
+    jax.monitoring.clear_event_listeners()
 
 
 @pytest.fixture

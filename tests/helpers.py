@@ -6,6 +6,9 @@
 import jax.numpy as jnp
 import numpy as np
 
+import numpyro
+import numpyro.distributions as dist
+
 from numpyro_dais import Evidence, make_settings
 from numpyro_dais.model.problem import Problem
 from tests.cases import beta_binomial
@@ -33,3 +36,25 @@ def assert_unbiased(log_weights, log_evidence):
     error = weights.std(ddof=1) / np.sqrt(weights.size)
     assert error < 0.05
     assert abs(weights.mean() - 1) < 5 * error
+
+
+class Counter:
+    """Compilations, and runs of its model, since it was last read."""
+
+    def __init__(self):
+        self.num_compilations = 0
+        self.num_runs = 0
+
+    def on_event(self, name, _, **__):
+        self.num_compilations += name == "/jax/core/compile/backend_compile_duration"
+
+    def read(self):
+        counts = self.num_compilations, self.num_runs
+        self.num_compilations = self.num_runs = 0
+        return counts
+
+    def model(self, y, scale=2.0):
+        self.num_runs += 1
+        mu = numpyro.sample("mu", dist.Normal(0.5, scale))
+        sigma = numpyro.sample("sigma", dist.Gamma(3.0, 2.0))
+        numpyro.sample("y", dist.Normal(mu, sigma), obs=y)

@@ -41,12 +41,16 @@ def program(
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> T:
-            # Options are for outermost programs only.
-            is_outermost = is_concrete((args, kwargs))
-            if is_brief and is_outermost and jax.default_backend() == "cpu":
+            if is_brief and _may_be_brief() and is_concrete((args, kwargs)):
                 return brief(*args, **kwargs)
-            return thorough(*args, **kwargs)
+            return thorough(*args, **kwargs)  # options are for outermost programs only
 
         return call
 
     return decorate
+
+
+def _may_be_brief() -> bool:
+    """Returns whether options are ours to choose: on a CPU, unless optimisations are off anyway."""
+    is_quick_already = jax.config.read("jax_disable_most_optimizations")
+    return jax.default_backend() == "cpu" and not is_quick_already

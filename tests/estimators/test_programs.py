@@ -7,7 +7,6 @@ from functools import partial
 import gc
 import weakref
 
-import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -17,39 +16,10 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
+from tests.helpers import Counter
 
 DATA = jnp.array([1.0, 2.0, 3.5])
 NEW_DATA = jnp.array([0.5, -1.0, 2.0])
-
-
-class Counter:
-    """Compilations while it is open, and runs of the model since it was last read."""
-
-    def __init__(self):
-        self.num_compilations = 0
-        self.num_runs = 0
-
-    def on_event(self, name, _, **__):
-        self.num_compilations += name == "/jax/core/compile/backend_compile_duration"
-
-    def read(self):
-        counts = self.num_compilations, self.num_runs
-        self.num_compilations = self.num_runs = 0
-        return counts
-
-    def model(self, y, scale=2.0):
-        self.num_runs += 1
-        mu = numpyro.sample("mu", dist.Normal(0.5, scale))
-        sigma = numpyro.sample("sigma", dist.Gamma(3.0, 2.0))
-        numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
-
-
-@pytest.fixture
-def counter():
-    counter = Counter()
-    jax.monitoring.register_event_duration_secs_listener(counter.on_event)
-    yield counter
-    jax.monitoring.clear_event_listeners()
 
 
 DRAWS = {"mu": jnp.array([0.9, 1.4, 2.0, 1.1]), "sigma": jnp.array([1.0, 1.3, 0.8, 2.0])}

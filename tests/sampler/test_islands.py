@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 
 from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais._util.weights import systematic, weight_shares
+from numpyro_dais.estimators.runner import island_size
 from numpyro_dais.model.target import make_target
 from numpyro_dais.sampler.islands import resampling_steps, run_islands
 from numpyro_dais.sampler.particles import run_particles
@@ -94,7 +95,8 @@ def test_few_tuned_particles_make_fewer_islands_and_keep_the_budget(evidence, nu
     settings = evidence.settings._replace(num_particles=number)
     estimator = DAIS(gamma_poisson, settings=settings, resample_at=RESAMPLE_AT)
     num_particles = estimator._num_particles(settings)
-    assert (num_particles, estimator._num_islands(num_particles)) == expected
+    size = island_size(estimator._config, num_particles)
+    assert (num_particles, num_particles // size) == expected
     num_gradients = estimator._num_gradients(evidence.problem, settings, num_particles)
     assert num_gradients <= max(number, 1.2) * 5
 
@@ -176,9 +178,9 @@ REFUSED = {
         NotImplementedError,
         "cannot be undone.*memory='checkpoint'",
     ),
-    "HAIS": (HAIS, {"resample_at": 0.5}, ValueError, "resample_at=.*only DAIS resamples"),
-    "AIS": (AIS, {"num_islands": 4}, ValueError, "num_islands=.*only DAIS resamples"),
-    "IS": (ImportanceSampling, {"resample_at": 0.5}, ValueError, "resample_at=.*no steps"),
+    "HAIS": (HAIS, {"resample_at": 0.5}, TypeError, "'resample_at': only DAIS resamples"),
+    "AIS": (AIS, {"num_islands": 4}, TypeError, "'num_islands': only DAIS resamples"),
+    "IS": (ImportanceSampling, {"resample_at": 0.5}, TypeError, "'resample_at': .*no steps"),
 }
 
 

@@ -13,7 +13,7 @@ from numpyro_dais.sampler.kernel import ChainState
 from numpyro_dais.sampler.loop import MEMORY_MODES
 from numpyro_dais.sampler.noise import block_length, chain_noise
 from numpyro_dais.sampler.particles import run_particles
-from numpyro_dais.sampler.path import LogDensities, Target
+from numpyro_dais.sampler.path import LogDensities, TargetFunctions
 from numpyro_dais.sampler.reversible.fixed_point import rational_damping
 from numpyro_dais.sampler.reversible.gradient import Reversible
 from numpyro_dais.sampler.schedule import linear
@@ -32,7 +32,7 @@ def make_target(num_dims):
             -0.5 * jnp.sum(position**2), -jnp.sum(jnp.cosh(position - loc) - 0.3 * position)
         )
 
-    return Target(lambda key: random.normal(key, (num_dims,)), log_densities_fn, None, None)
+    return TargetFunctions(lambda key: random.normal(key, (num_dims,)), log_densities_fn)
 
 
 def run(memory, num_steps, num_dims=2, damping=0.9, anchor_every=None, step_size=STEP_SIZE):

@@ -516,7 +516,7 @@ def test_anchors_bound_the_damage(monkeypatch):
 REFUSALS = {
     "zero damping": (DAIS, {"damping": 0.0}, ValueError, "between 1/64 and 63/64.*got 0.0"),
     "large damping": (DAIS, {"damping": 0.999}, ValueError, "got 0.999.*memory='checkpoint'"),
-    "Metropolis": (HAIS, {}, NotImplementedError, "Metropolis decision cannot be undone"),
+    "Metropolis": (HAIS, {}, TypeError, "'memory': a Metropolis decision has no gradient"),
     "anchors": (DAIS, {"memory": "plain", "anchor_every": 5}, ValueError, "anchor_every= has no"),
     "anchor count": (DAIS, {"anchor_every": 0}, ValueError, "anchor_every must be .* got 0"),
 }
