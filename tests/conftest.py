@@ -3,12 +3,21 @@
 
 """Fixtures that several test files share."""
 
+# ruff: noqa: E402
 import gc
 import os
 from pathlib import Path
 
 # Two workers on two cores: a second thread of BLAS for a matrix of ten rows would wait for a core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# The suite compiles hundreds of small programs and runs each for a moment. What is tested is what they
+# compute, so XLA may leave its costly passes out, here and in the scripts that the suite starts. Its
+# older way of emitting code, in one piece, takes a third of the time that the default takes. Set before
+# anything is imported: whatever makes an array has XLA read its flags, once and for all.
+_XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+_XLA_DEFAULTS = {"xla_cpu_use_fusion_emitters": True, "xla_cpu_parallel_codegen_split_count": 32}
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_XLA_FLAGS}".strip()
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"
 
 import jax
 import matplotlib
@@ -19,15 +28,6 @@ from numpyro_dais.linear_regression import LinearRegression
 from tests.helpers import Counter
 
 matplotlib.use("Agg")
-
-# The suite compiles hundreds of small programs and runs each for a moment. What is tested is what they
-# compute, so XLA may leave its costly passes out, here and in the scripts that the suite starts. Its
-# older way of emitting code, in one piece, takes a third of the time that the default takes.
-_XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-_XLA_DEFAULTS = {"xla_cpu_use_fusion_emitters": True, "xla_cpu_parallel_codegen_split_count": 32}
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_XLA_FLAGS}".strip()
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"
-jax.config.update("jax_disable_most_optimizations", True)
 
 # Tracing makes many small objects that live long: looking through them is a twentieth of the time.
 gc.freeze()
