@@ -220,7 +220,8 @@ def trace_target(problem: Problem, rng_key: jax.Array) -> TracedTarget:
         entry = _entries.get(key) if key is not None else None
         if entry is None or entry.fingerprint != fingerprint:
             entry = _Entry(fingerprint, _trace(problem, structure, rng_key))
-            if key is not None and fingerprint is not None:
+            # Values that are being traced must not outlive their trace.
+            if key is not None and fingerprint is not None and is_concrete(entry.target.constants):
                 _entries[key] = entry
     return entry.target.with_leaves(leaves)
 
