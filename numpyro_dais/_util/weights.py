@@ -8,6 +8,7 @@ A function that takes an array library takes it last: NumPy for concrete values,
 few operations one by one would take longer than the run, and JAX's for traced ones.
 """
 
+import math
 from types import ModuleType
 from typing import Any
 import warnings
@@ -42,7 +43,7 @@ _NORMAL_RANGE = 1.349
 def log_mean(log_weights: Any, xp: ModuleType = jnp) -> Any:
     """Returns the log of the mean weight, along the first axis."""
     if xp is jnp:
-        return logsumexp(log_weights, axis=0) - np.log(len(log_weights))
+        return logsumexp(log_weights, axis=0) - math.log(len(log_weights))
     largest = largest_or_zero(log_weights, xp)
     return largest + xp.log(xp.mean(xp.exp(log_weights - largest), axis=0))
 

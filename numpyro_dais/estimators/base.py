@@ -139,7 +139,7 @@ class Estimator:
         target = self._preparation.target(problem, rng_key)
         num_draws = self._num_particles(self.settings)
         draws = posterior_draws(draws_key, problem, target, posterior_samples, num_draws)
-        evidence, target = self._estimate(forward_key, problem)
+        evidence, target = self._estimate(forward_key, problem, target)
         settings = evidence.settings
         reverse = run_reverse(
             reverse_key, target, settings.of_chain(), draws.positions, config=self._config
@@ -281,7 +281,9 @@ class Estimator:
         )
         return surrogate
 
-    def _estimate(self, rng_key: jax.Array, problem: Problem) -> tuple[Evidence, TracedTarget]:
+    def _estimate(
+        self, rng_key: jax.Array, problem: Problem, target: TracedTarget | None = None
+    ) -> tuple[Evidence, TracedTarget]:
         tune_key, run_key = random.split(rng_key)
         settings, config = self.settings, self._config
         if settings is None and not is_concrete((problem, run_key)):
@@ -290,7 +292,8 @@ class Estimator:
                 f"found on the host. Pass step_size=, or settings={type(self).__name__}(...).tune(rng_key, "
                 "*args) from a call of `tune` on concrete arguments."
             )
-        target = self._preparation.target(problem, rng_key)
+        if target is None:
+            target = self._preparation.target(problem, rng_key)
         if settings is None:
             settings = self._tune(tune_key, problem, target)
         target = target.with_mixture(settings.start)

@@ -10,7 +10,6 @@ import warnings
 
 import jax
 from jax import lax, random
-from jax.nn import logsumexp
 import jax.numpy as jnp
 
 from numpyro import handlers
@@ -19,6 +18,7 @@ from numpyro.infer.elbo import ELBO
 
 from numpyro_dais._util.checks import check_count, user_stack_level
 from numpyro_dais._util.keys import named_key
+from numpyro_dais._util.weights import log_mean
 from numpyro_dais.estimators.dais import DAIS
 from numpyro_dais.model.dynamics import check_dynamics, with_data_plate
 from numpyro_dais.model.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
@@ -247,7 +247,7 @@ class DAVI(ELBO):
             self.memory,
             reversible=self._reversible,
         )
-        bounds = logsumexp(run.log_weights, axis=0) - math.log(self.num_particles)
+        bounds = log_mean(run.log_weights)
         loss = -scale * jnp.sum(bounds)
         if "schedule" in self.learn:
             entropy = schedule_entropy(param_map)
