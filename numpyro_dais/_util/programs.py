@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 
 from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais._util.interrupts import interrupts_held
 
 __all__ = ["program"]
 
@@ -41,9 +42,10 @@ def program(
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> T:
-            if is_brief and _may_be_brief() and is_concrete((args, kwargs)):
-                return brief(*args, **kwargs)
-            return thorough(*args, **kwargs)  # options are for outermost programs only
+            if not is_concrete((args, kwargs)):
+                return thorough(*args, **kwargs)  # options are for outermost programs only
+            with interrupts_held():
+                return (brief if is_brief and _may_be_brief() else thorough)(*args, **kwargs)
 
         return call
 
