@@ -7,6 +7,8 @@ NumPyro that moves one of them is met here, and nowhere else.
 """
 
 from collections.abc import Callable
+import sys
+from types import FrameType
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ __all__ = [
     "autoguide_posterior",
     "autoguide_sites",
     "batched_posterior",
+    "hidden_site",
     "log_det_site",
     "mask_of",
     "posterior_fn",
@@ -69,6 +72,21 @@ def unpack_fn(guide: Any) -> Callable[[jax.Array], dict[str, jax.Array]]:
 def mask_of(fn: MaskedDistribution) -> Any:
     """Returns the mask of a distribution, which nothing public shows."""
     return fn._mask
+
+
+def hidden_site() -> str | None:
+    """
+    Returns the name of the sample site that a ``block`` handler is asking a random key for, if it
+    is a handler's asking for one that this is called in. No message shows such a site: it is hidden
+    from all handlers outside.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is handlers.block.process_message.__code__:
+            msg = frame.f_locals["msg"]
+            return msg["name"] if msg["type"] == "sample" else None
+        frame = frame.f_back
+    return None
 
 
 def log_det_site(name: str) -> str:

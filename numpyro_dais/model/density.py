@@ -19,7 +19,14 @@ from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import potential_energy
 
 from numpyro_dais._util.numpyro_internals import log_det_site, site_of_log_det, unconstrain_params
-from numpyro_dais.model.inspection import ModelStructure, Trace, is_imputed, plates_of, unmasked
+from numpyro_dais.model.inspection import (
+    ModelStructure,
+    Trace,
+    is_imputed,
+    log_prob_of,
+    plates_of,
+    unmasked,
+)
 from numpyro_dais.model.problem import Problem
 
 __all__ = ["Layout", "ModelDensity", "Position", "make_layout", "total"]
@@ -119,6 +126,8 @@ class ModelDensity:
 
     def run(self, position: Position) -> Trace:
         """Returns the trace of the model at unconstrained values of its latent sites."""
+        # A model may index its values with traced numbers, which NumPy arrays do not bear.
+        position = {name: jnp.asarray(value) for name, value in position.items()}
         model = unconstrain_params(self.model, position)
         if self.structure.discrete:
             model = handlers.seed(model, jax.random.key(0))
@@ -271,7 +280,7 @@ def _log_prob(site: dict[str, Any], trace: Trace) -> jax.Array:
     # prior, which integrates to one and touches nothing else.
     if is_imputed(site_of_log_det(name), trace) or is_imputed(name, trace):
         fn = unmasked(fn)
-    log_prob = fn.log_prob(site["value"])
+    log_prob = log_prob_of(site, fn)
     if site["scale"] is None or is_identically_one(site["scale"]):
         return log_prob
     return site["scale"] * log_prob

@@ -27,6 +27,7 @@ from numpyro_dais._util.numpyro_internals import mask_of
 from numpyro_dais.model.problem import Problem
 
 __all__ = [
+    "NO_DATA_NOTE",
     "ModelStructure",
     "Trace",
     "base_of",
@@ -35,6 +36,8 @@ __all__ = [
     "inspect_model",
     "inspect_run",
     "is_imputed",
+    "log_prob_of",
+    "missing_data",
     "plate_axes_of",
     "plates_of",
     "subsampled_plates",
@@ -45,6 +48,12 @@ __all__ = [
 
 # The sites of a run by name, as NumPyro records them.
 Trace = dict[str, dict[str, Any]]
+
+# Of an evidence that says nothing about a model.
+NO_DATA_NOTE = (
+    "The model has no observed site and no factor, so its log evidence is 0 whatever the model; pass the data that its "
+    "sites observe (obs=), and see that no handler hides them."
+)
 
 # An unconstrained value of every site where any would do; an odd one, at which no two supports
 # agree by chance.
@@ -60,6 +69,8 @@ class ModelStructure(NamedTuple):
     :param discrete: names of the latent sites to enumerate.
     :param first_enum_dim: the first batch dimension free for enumeration.
     :param shapes: those of the constrained values of the continuous latent sites.
+    :param has_data: whether there is a site that is observed, or a factor.
+    :param deterministic: names of the ``deterministic`` sites.
     """
 
     prototype: dict[str, Any]
@@ -67,6 +78,8 @@ class ModelStructure(NamedTuple):
     discrete: frozenset[str]
     first_enum_dim: int
     shapes: dict[str, tuple[int, ...]]
+    has_data: bool
+    deterministic: frozenset[str]
 
 
 def inspect_model(problem: Problem) -> ModelStructure:
@@ -148,6 +161,8 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
         frozenset(discrete),
         min(dims, default=0) - 1,
         {name: jnp.shape(latents[name]["value"]) for name in prototype},
+        len(latents) < len(samples),
+        frozenset(name for name, site in trace.items() if site["type"] == "deterministic"),
     )
     return structure, trace
 
@@ -209,6 +224,17 @@ def base_of(fn: dist.Distribution) -> dist.Distribution:
     return fn
 
 
+def log_prob_of(site: dict[str, Any], fn: dist.Distribution | None = None) -> jax.Array:
+    """
+    Returns the log density of a site's value, under its own distribution or another.
+
+    :param site: of a run.
+    :param fn: the distribution; that of the site if left out.
+    """
+    # NumPyro compares values that are no JAX arrays with bounds in NumPy; these may be traced.
+    return (site["fn"] if fn is None else fn).log_prob(jnp.asarray(site["value"]))
+
+
 def _value_if_improper(site: dict[str, Any]) -> jax.Array | None:
     """Returns a value for a site that cannot be drawn, so that the run reaches its end."""
     is_improper = site["type"] == "sample" and isinstance(base_of(site["fn"]), dist.ImproperUniform)
@@ -216,13 +242,34 @@ def _value_if_improper(site: dict[str, Any]) -> jax.Array | None:
 
 
 def _check_parameters(trace: Trace, problem: Problem) -> None:
-    names = {name for name, site in trace.items() if site["type"] in ("param", "mutable")}
-    missing = sorted(names - set(problem.params) - set(problem.guide_params))
+    sites = {name: site for name, site in trace.items() if site["type"] in ("param", "mutable")}
+    _check_given_parameters(trace, problem, sorted(sites))
+    # Leaves of a `random_flax_module` and the like are sampled, and then are no leaves any more.
+    needed = {name for name, site in sites.items() if jax.tree.leaves(site["value"])}
+    missing = sorted(needed - set(problem.params) - set(problem.guide_params))
     if missing:
         raise ValueError(
             f"The model's parameters {missing} have no value. Pass params={{...}} with a value for "
-            "each `numpyro.param` (and `mutable`) site, such as `svi_result.params`: the evidence at "
-            "a random initial value would mean nothing."
+            "each `numpyro.param` (and `mutable`) site, out of `svi_result.params` for example: the "
+            "evidence at a random initial value would mean nothing."
+        )
+
+
+def _check_given_parameters(trace: Trace, problem: Problem, known: list[str]) -> None:
+    # Parameters of a fit are those of model and guide together.
+    given = [name for name in problem.params if name not in problem.guide_params]
+    for name in given:
+        if name in trace and trace[name]["type"] == "sample" and name not in known:
+            raise ValueError(
+                f"params= has {name!r}, which is a sample site of the model and no parameter: it is "
+                "integrated over, or observed. To fix a latent site use `handlers.condition` or "
+                "`handlers.do`."
+            )
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(
+            f"params= has names that are no parameters of the model: {unknown} (its `numpyro.param` and "
+            f"`mutable` sites are {known}). Leave them out; those of a guide go with guide= and "
+            "guide_params=."
         )
 
 
@@ -301,9 +348,20 @@ def check_data(problem: Problem) -> None:
     """
     Raises an error that names the observed site whose data make its density NaN, if there is one.
 
+    :param problem: a problem with a model and concrete arguments.
+    """
+    for name, num_missing in missing_data(problem).items():
+        _raise_missing(name, num_missing)
+
+
+def missing_data(problem: Problem) -> dict[str, int]:
+    """
+    Returns the number of NaN among the data of each observed site whose density they make NaN.
+
     :param problem: a problem with a model and concrete arguments, run here as it is: sees data that
         the model makes itself, too.
     """
+    numbers = {}
     for name, site in trace_model(problem, random.key(0)).items():
         if site["type"] != "sample" or not site["is_observed"]:
             continue
@@ -312,7 +370,8 @@ def check_data(problem: Problem) -> None:
             warnings.simplefilter("ignore")  # NaN is out of every support: the error says more
             log_prob = np.asarray(site["fn"].log_prob(site["value"]))
         if np.any(is_missing) and not np.all(np.isfinite(log_prob)):
-            _raise_missing(name, int(np.sum(is_missing)))
+            numbers[name] = int(np.sum(is_missing))
+    return numbers
 
 
 def _raise_missing(name: str, num_missing: int) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 
 import numpyro
 
+from numpyro_dais._util.numpyro_internals import hidden_site
+
 __all__ = ["DataPlate", "Problem"]
 
 
@@ -128,14 +130,19 @@ class Problem:
         """
         The model with its ``param`` and ``mutable`` sites filled in, and nothing left to chance.
         """
-        return self._prepare(self.model, {**self.guide_params, **self.params})
+        own = _own_latents(self.model)
+        return self._prepare(own, {**self.guide_params, **self.params})
 
     def prepare_guide(self, guide: Callable) -> Callable:
         """Returns the guide, or a piece of it, with its parameters filled in likewise."""
         return self._prepare(guide, self.guide_params)
 
-    def _prepare(self, fn: Callable | None, params: dict) -> Callable:
-        substituted = numpyro.handlers.substitute(fn, data=params)
+    def _prepare(self, fn: Callable, params: dict) -> Callable:
+        def value_of(site: dict[str, Any]) -> Any:
+            # A latent site may have the name of a parameter, of the guide for example.
+            return params.get(site["name"]) if site["type"] in ("param", "mutable") else None
+
+        substituted = numpyro.handlers.substitute(fn, substitute_fn=value_of)
         return _fixed_randomness(substituted, self.prng_key, self.subsample)
 
     def tree_flatten(self) -> tuple[list, _Static]:
@@ -166,7 +173,8 @@ class _fixed_randomness(numpyro.primitives.Messenger):
     """
     Makes the density a function of the latents: ``numpyro.prng_key()`` gives one key, and
     subsampled plates take one mini-batch. The scale N/B of these plates is left to whoever adds up
-    the elements.
+    the elements. Keys that a ``seed`` inside gives to random sites are taken away: every particle
+    would start at the same draw.
     """
 
     def __init__(
@@ -183,7 +191,31 @@ class _fixed_randomness(numpyro.primitives.Messenger):
         elif msg["type"] == "plate" and msg["name"] in self.subsample:
             indices = msg["value"] = self.subsample[msg["name"]]
             self.ratios[msg["name"]] = msg["args"][0] / len(indices)
+        elif msg["type"] == "control_flow":
+            msg["kwargs"]["rng_key"] = None
         elif msg["type"] == "sample":
+            msg["kwargs"]["rng_key"] = None
             for frame in msg["cond_indep_stack"]:
                 if frame.name in self.ratios:
                     msg["scale"] = msg["scale"] / self.ratios[frame.name]
+
+
+class _own_latents(numpyro.primitives.Messenger):
+    """
+    Raises an error where a handler inside of the model gives a latent site its value, or hides it.
+    """
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] == "prng_key" and (name := hidden_site()) is not None:
+            raise ValueError(
+                f"Latent site {name!r} is hidden by `handlers.block`, so it cannot be integrated over: it would stay "
+                "at one random value. Expose it, or fix it with `handlers.do`."
+            )
+        if msg["type"] != "sample" or msg["is_observed"] or msg.get("_control_flow_done", False):
+            return
+        if msg["value"] is not None:
+            raise ValueError(
+                f"Latent site {msg['name']!r} gets its value from a handler of the model's own, such as "
+                "`handlers.substitute` or `handlers.replay`, so it is neither integrated nor observed. Use "
+                "`handlers.condition` to observe it, `handlers.do` to fix it, or leave the handler out."
+            )

@@ -33,7 +33,13 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.model.guide import pieces_of, seeded_trace, set_up
-from numpyro_dais.model.inspection import ModelStructure, Trace, inspect_run, without_tracers
+from numpyro_dais.model.inspection import (
+    ModelStructure,
+    Trace,
+    inspect_run,
+    log_prob_of,
+    without_tracers,
+)
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import coordinate_order, make_target
 from numpyro_dais.sampler.mixture import Mixture, started_at
@@ -351,7 +357,7 @@ def _sites(trace: Trace) -> dict[str, Any]:
     for name, site in trace.items():
         values = [site["value"]]
         if site["type"] == "sample":
-            values += [site["scale"], site["fn"].log_prob(site["value"])]
+            values += [site["scale"], log_prob_of(site)]
         leaves = jax.tree.leaves(values)
         numbers[name] = [x for x in leaves if isinstance(x, (jax.Array, np.ndarray, float, int))]
     return numbers
