@@ -14,6 +14,7 @@ them in chunks.
 from collections.abc import Callable
 from dataclasses import dataclass
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +133,23 @@ def run(
     return runs[0] if len(runs) == 1 else join_runs(runs)
 
 
+@jax.custom_jvp
+def _without_gradient(run: Run) -> Run:
+    """
+    The same run. A derivative through it would leave out what decides between accepting and
+    rejecting, and be a wrong number.
+    """
+    return run
+
+
+@_without_gradient.defjvp
+def _refuse_gradient(*_: Any) -> Any:
+    raise NotImplementedError(
+        "HAIS and AIS cannot be differentiated: a Metropolis decision has no gradient, and without its part the "
+        "derivative would be wrong. Use DAIS, whose chains have none."
+    )
+
+
 @program("config")
 def run_reverse(
     rng_key: jax.Array,
@@ -149,9 +167,10 @@ def run_reverse(
     :param positions: posterior draws, where the particles begin.
     :param config: the configuration.
     """
-    return run_reverse_particles(
+    run = run_reverse_particles(
         rng_key, target, settings, positions, config.memory, config.transition
     )
+    return _without_gradient(run) if config.transition.is_corrected else run
 
 
 def island_size(config: RunConfig, num_particles: int) -> int:
@@ -203,11 +222,12 @@ def _forward_of(
     """The particles from the one with index ``first`` on."""
     if config.online_acceptance is not None:
         rule = _online_rule(config.online_acceptance)
-        return run_adaptive_particles(
+        run = run_adaptive_particles(
             rng_key, target, settings, num_particles, config.transition, rule
         )
+        return _without_gradient(run)
     num_chunks = math.ceil(num_particles / chunk_size)
-    return run_particles(
+    run = run_particles(
         particle_keys(rng_key, num_particles, first),
         target,
         settings,
@@ -217,6 +237,7 @@ def _forward_of(
         _on_step(config, settings, num_chunks) if has_bar else None,
         Reversible(config.ratio, anchor_every=config.anchor_every),
     )
+    return _without_gradient(run) if config.transition.is_corrected else run
 
 
 _STATIC = ("num_particles", "chunk_size", "config", "has_bar")
@@ -271,9 +292,9 @@ def _online_rule(target_acceptance: float) -> Callable[[jax.Array, jax.Array], j
 def _default_chunk_size(target: TracedTarget) -> int:
     """As many particles at a time as memory surely has room for."""
     leaves = jax.tree.leaves((target.leaves, target.constants))
-    rows = [max(1, jnp.size(leaf) // max(jnp.shape(leaf)[-1:], default=1)) for leaf in leaves]
+    rows = [jnp.size(leaf) // max((*jnp.shape(leaf)[-1:], 1)) for leaf in leaves]
     sizes = [
         jnp.size(leaf) if jnp.ndim(leaf) < 2 else row
         for leaf, row in zip(leaves, rows, strict=True)
     ]
-    return max(min(_MAX_CHUNK, _MAX_CHUNK_WORDS // max(sizes, default=1)), _MIN_CHUNK)
+    return max(min(_MAX_CHUNK, _MAX_CHUNK_WORDS // max((*sizes, 1))), _MIN_CHUNK)

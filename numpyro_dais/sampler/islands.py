@@ -93,7 +93,8 @@ def run_islands(
     keys = island_keys, particle_keys.reshape(num_islands, size, *particle_keys.shape[1:])
     log_weights, positions, is_start_finite = lax.map(island, keys, batch_size=islands_at_a_time)
     is_start_finite = is_start_finite.reshape(num_particles)
-    return Run(log_weights, positions, is_start_finite, None, settings.step_size)
+    is_zero = jnp.zeros(log_weights.shape, bool)  # an island has no zero that is known to be exact
+    return Run(log_weights, positions, is_start_finite, is_zero, None, settings.step_size)
 
 
 def resampling_steps(betas: jax.Array, resample_at: tuple[float, ...]) -> jax.Array:

@@ -12,6 +12,7 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dais._util.concreteness import put_beside
 from numpyro_dais.sampler.chain import (
     ChainResult,
     run_adaptive_chains,
@@ -38,6 +39,7 @@ class Run(NamedTuple):
     """
     Particles at the end of their chains, ``[num_particles, ...]`` each.
 
+    :param is_zero: whether each weight is zero because the density is, not for want of digits.
     :param acceptance: mean acceptance of each step, ``[num_steps, ...]``, if chains are corrected.
     :param step_size: the step sizes used.
     """
@@ -45,6 +47,7 @@ class Run(NamedTuple):
     log_weights: jax.Array
     positions: jax.Array
     is_start_finite: jax.Array
+    is_zero: jax.Array
     acceptance: jax.Array | None
     step_size: jax.Array
 
@@ -122,7 +125,9 @@ def join_runs(runs: list[Run]) -> Run:
     if host[0].acceptance is not None:
         by_block = np.stack([run.acceptance for run in host])
         acceptance = np.tensordot(sizes / sizes.sum(), by_block, axes=1)
-    return jax.device_put(joined._replace(acceptance=acceptance, step_size=host[0].step_size))
+    joined = joined._replace(acceptance=acceptance, step_size=host[0].step_size)
+    whole: Run = put_beside(joined, runs[0].log_weights)
+    return whole
 
 
 def run_adaptive_particles(
@@ -183,12 +188,14 @@ def run_reverse_particles(
 def _run_of(starts: jax.Array, ends: ChainResult, step_size: jax.Array) -> Run:
     """Returns ends of chains, with weight zero for those that left the representable numbers."""
     is_finite = jnp.isfinite(starts)
-    is_good = jnp.all(is_finite, -1) & jnp.isfinite(ends.log_weight)
+    has_start = jnp.all(is_finite, -1)
+    is_good = has_start & jnp.isfinite(ends.log_weight)
     acceptance = None if ends.acceptance is None else jnp.mean(ends.acceptance, axis=0)
     return Run(
         log_weights=jnp.where(is_good, ends.log_weight, -jnp.inf),
         positions=ends.position,
         is_start_finite=jnp.all(is_finite, tuple(range(1, is_finite.ndim))),
+        is_zero=has_start & jnp.isneginf(ends.log_weight),
         acceptance=acceptance,
         step_size=step_size,
     )

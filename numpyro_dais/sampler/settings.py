@@ -36,7 +36,9 @@ class Settings(NamedTuple):
     :param step_size: one per step, ``[K]``, or per step and element of a plate.
     :param damping: one per step, ``[K]``.
     :param preconditioner: None; constant, ``[num_dims]`` or ``[num_dims, num_dims]`` (lower
-        triangular); or per step, with a leading axis of length K.
+        triangular); or per step, with a leading axis of length K. As many steps as dimensions leave
+        two of these alike; ``[1, num_dims, num_dims]`` is one matrix and ``[K, 1, num_dims]`` one
+        diagonal per step, always.
     :param num_gradients: gradient evaluations that were spent to find these settings.
     :param start: a start that was fitted to the posterior, or None for the estimator's own.
     :param num_particles: how many particles these settings are for, or None.
@@ -53,7 +55,7 @@ class Settings(NamedTuple):
     @property
     def num_steps(self) -> int:
         """The number of steps K."""
-        return len(self.betas)
+        return self.betas.shape[-1]
 
     def __repr__(self) -> str:
         if not is_concrete(self):
@@ -62,8 +64,8 @@ class Settings(NamedTuple):
             f"Settings of {self.num_steps} steps" if self.num_steps else "Settings without steps"
         ]
         if self.num_steps:
-            is_constant = (
-                self.preconditioner is None or self.preconditioner.shape[0] != self.num_steps
+            is_constant = self.preconditioner is None or not _is_per_step(
+                self.preconditioner.shape, self.num_steps
             )
             kind = "none" if self.preconditioner is None else f"shape {self.preconditioner.shape}"
             lines += [
@@ -279,16 +281,25 @@ def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray)
         raise ValueError(f"{name} must be finite and {rule}; got {value}.")
 
 
+def _is_per_step(shape: tuple[int, ...], num_steps: int) -> bool:
+    """True if a preconditioner of this shape changes from step to step."""
+    if len(shape) == 2:
+        return shape[0] == num_steps != shape[1]
+    return len(shape) == 3 and shape[0] == num_steps
+
+
 def _by_step(preconditioner: jax.Array, num_steps: int, num_dims: int) -> jax.Array:
     shape, vector, matrix = preconditioner.shape, (num_dims,), (num_dims, num_dims)
     if shape == matrix == (num_steps, num_dims):
         raise ValueError(
             f"A preconditioner of shape {shape} with {num_steps} steps may be one matrix or one diagonal "
-            f"per step. Give it a leading axis of length {num_steps}, or make diagonals matrices."
+            f"per step. Give it the shape (1, {num_dims}, {num_dims}) or ({num_steps}, 1, {num_dims})."
         )
     if shape in (vector, matrix):
         return preconditioner[None]
-    if shape in ((num_steps, *vector), (num_steps, *matrix)):
+    if shape == (num_steps, 1, num_dims):
+        return preconditioner[:, 0]
+    if shape in ((num_steps, *vector), (num_steps, *matrix), (1, *matrix)):
         return preconditioner
     raise ValueError(
         f"A preconditioner must have shape {vector} or {matrix}, with a leading axis of {num_steps} if "

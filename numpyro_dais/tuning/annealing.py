@@ -121,6 +121,6 @@ def _scales_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
     if path.scales.ndim == 2:
         share = share[:, None]
         logs = np.log(path.scales)
-        return np.exp((1 - share) * logs[upper - 1] + share * logs[upper])
+        return np.exp((1 - share) * logs[upper - 1] + share * logs[upper])[:, None]
     share = share[:, None, None]
     return (1 - share) * path.scales[upper - 1] + share * path.scales[upper]

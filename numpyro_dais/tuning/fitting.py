@@ -31,6 +31,7 @@ from numpyro_dais.tuning.laplace import (
     gaussian_component,
     laplace_mixture,
     log_joint_and_gradient,
+    log_joints,
 )
 from numpyro_dais.tuning.spread import NUM_START_DRAWS, start_draws, start_spread
 from numpyro_dais.tuning.variational import (
@@ -49,6 +50,7 @@ __all__ = [
     "Quality",
     "RunFn",
     "find_start",
+    "judge_start",
 ]
 
 # Runs particles: key, target, settings and their number to log weights.
@@ -79,6 +81,14 @@ _HEAVY_KHAT = 0.3
 _SUPPORT_SHARE = 0.15
 # Draws of the last test, which sees more of the tail.
 _LAST_TEST = 4 * BLOCK
+# Weights above zero that a test of the start needs: fewer have no tail to be seen.
+_FEWEST_IN_TEST = 25
+# Nats: weights that differ by less are equal, and have no tail. A round number.
+_EQUAL_WITHIN = 1e-3
+# Draws of the start, in blocks, that are tried where no search has begun at a positive density.
+_MORE_BLOCKS = 16
+# As many of these are enough to begin searches at. A round number.
+_FEWEST_POSITIVE = 8
 
 
 class Quality(NamedTuple):
@@ -99,9 +109,14 @@ class Quality(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A start that was fitted, and how good it is."""
+    """
+    A start, and how good it is.
 
-    mixture: Mixture
+    :param mixture: what was fitted; None for the target's own start.
+    :param quality: its quality.
+    """
+
+    mixture: Mixture | None
     quality: Quality
 
 
@@ -121,6 +136,23 @@ def find_start(
         return None, 0.0
     attempt = _Attempt(rng_key, target, goal, run_fn, order)
     return attempt.find(), attempt.spent
+
+
+def judge_start(rng_key: jax.Array, target: TracedTarget, run_fn: RunFn) -> tuple[Fit, float]:
+    """
+    Returns the target's own start and how good it is without steps, and what the test has cost.
+
+    :param rng_key: a JAX random key.
+    :param target: the target, with its own start.
+    :param run_fn: runs particles.
+    """
+    log_weights = run_fn(rng_key, target.with_mixture(None), no_steps(), BLOCK)
+    finite = log_weights[np.isfinite(log_weights)]
+    quality = Quality(math.inf, math.inf)
+    # Weights of zero, where a hard constraint has a zero, are a part of the variance.
+    if len(finite) >= _FEWEST_IN_TEST:
+        quality = Quality(relative_variance(log_weights), _tail(finite))
+    return Fit(None, quality), BLOCK / 2
 
 
 class _Attempt:
@@ -178,9 +210,23 @@ class _Attempt:
         starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, len(self.order))
         most = int(_SEARCH_SHARE * self.goal.budget)
         modes = find_modes(density_fn, starts, self.center, self.spread, most)
+        if not len(modes.positions) and len(starts := self._positive_draws()):
+            modes = find_modes(density_fn, starts, self.center, self.spread, most)
         if not len(modes.positions):
             return None
         return laplace_mixture(modes, density_fn, curvature_fn, self.order)
+
+    def _positive_draws(self) -> np.ndarray:
+        """Draws of the start at which the density is above zero, if some are found."""
+        found = np.zeros((0, len(self.order)))
+        for block in range(_MORE_BLOCKS):
+            draws = start_draws(named_key(self.rng_key, f"more draws {block}"), self.target)
+            self.spent += len(draws) / 2
+            is_positive = np.isfinite(np.asarray(log_joints(self.target, draws)))
+            found = np.concatenate([found, np.asarray(draws, np.float64)[is_positive]])
+            if len(found) >= _FEWEST_POSITIVE:
+                break
+        return found
 
     def _fit_one_mode(self, laplace: Component) -> Fit:
         """
@@ -308,7 +354,14 @@ def _quality(log_weights: np.ndarray) -> Quality:
     finite = log_weights[np.isfinite(log_weights)]
     if len(finite) < len(log_weights) / 2:
         return Quality(math.inf, math.inf)
-    if np.ptp(finite) < 1e-3:
+    if np.ptp(finite) < _EQUAL_WITHIN:
         return Quality(float(np.var(finite)), 0.0)
-    khat = pareto_khat(np.where(np.isfinite(log_weights), log_weights, finite.min()))
-    return Quality(relative_variance(log_weights), khat)
+    return Quality(
+        relative_variance(log_weights),
+        _tail(np.where(np.isfinite(log_weights), log_weights, finite.min())),
+    )
+
+
+def _tail(log_weights: np.ndarray) -> float:
+    """The shape of the tail of weights above zero; none where they are equal."""
+    return 0.0 if np.ptp(log_weights) < _EQUAL_WITHIN else pareto_khat(log_weights)

@@ -22,6 +22,7 @@ __all__ = [
     "laplace_mixture",
     "log_joint",
     "log_joint_and_gradient",
+    "log_joints",
 ]
 
 # Dimensions up to which a covariance is full: it takes the square of them in memory and in fitted
@@ -63,6 +64,12 @@ def log_joint_and_gradient(
     """Returns the log joint density of a target at a position, and its gradient."""
     value, gradient = jax.value_and_grad(log_joint, argnums=1)(target, position)
     return value, gradient
+
+
+@program(is_brief=True)
+def log_joints(target: TracedTarget, positions: jax.Array) -> jax.Array:
+    """Returns the log joint density of a target at each of many positions."""
+    return jax.vmap(lambda position: log_joint(target, position))(positions)
 
 
 @program("is_dense", is_brief=True)

@@ -38,6 +38,9 @@ _TARGET_ACCEPTANCE = 0.75
 _MAX_LEVELS = 200
 # Two steps of this size turn a Gaussian by a right angle: it forgets where it was.
 _MAX_STEP_SIZE = 0.765
+# Particles of positive density that a path needs to begin with: fewer are copies of a handful, and
+# show no width. A round number.
+_FEWEST_ALIVE = 8
 # Levels on either side over which widths are smoothed: a few particles know a width to a tenth.
 _SMOOTHING = 3
 
@@ -60,6 +63,9 @@ class MeasuredPath(NamedTuple):
         triangular ``[num_levels, num_dims, num_dims]``.
     :param log_evidence: the sampler's own estimate.
     :param num_gradients: gradients, and half as many again for densities, that were spent.
+    :param is_seen: whether there was anything to see: if the density is zero nearly everywhere that
+        the start goes, the path is one leap, as wide as the start.
+    :param has_zeros: whether the density was zero at draws of the start.
     """
 
     betas: np.ndarray
@@ -67,6 +73,8 @@ class MeasuredPath(NamedTuple):
     scales: np.ndarray
     log_evidence: float
     num_gradients: int
+    is_seen: bool = True
+    has_zeros: bool = False
 
     @property
     def log_widths(self) -> np.ndarray:
@@ -144,10 +152,17 @@ def measure_path(
     step_size, beta, log_evidence = _MAX_STEP_SIZE, 0.0, 0.0
     betas, lengths = [0.0], [0.0]
     spreads = [_spread(population.positions, is_dense)]
+    is_seen, has_zeros = True, False
     for level in range(_MAX_LEVELS):
         log_ratio = np.asarray(population.densities.log_ratio, np.float64)
         log_ratio = np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
-        if not np.any(np.isfinite(log_ratio)):
+        num_alive = int(np.sum(np.isfinite(log_ratio)))
+        if not level:
+            has_zeros = num_alive < num_particles
+            is_seen = num_alive >= _FEWEST_ALIVE
+        if not is_seen:
+            betas, lengths, spreads = [0.0, 1.0], [0.0, 1.0], spreads * 2
+        if not is_seen or not num_alive:
             break
         is_last = num_gradients + 2 * cost > max_gradients or level == _MAX_LEVELS - 1
         increment = 1.0 - beta if is_last else _next_increment(log_ratio, 1.0 - beta)
@@ -180,6 +195,8 @@ def measure_path(
         _smooth(spreads, num_particles),
         log_evidence,
         int(np.ceil(num_gradients)),
+        is_seen,
+        has_zeros,
     )
 
 

@@ -94,7 +94,7 @@ def refine_settings(
         preconditioner = settings.preconditioner
         if preconditioner is None:
             preconditioner = scale
-        elif preconditioner.ndim == 3 or preconditioner.shape == (num_dims, num_dims):
+        elif preconditioner.shape[-2:] == (num_dims, num_dims):
             preconditioner = scale[:, None] * preconditioner
         else:
             preconditioner = scale * preconditioner

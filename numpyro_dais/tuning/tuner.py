@@ -21,7 +21,15 @@ from numpyro_dais._util.weights import relative_variance
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.settings import Settings, no_steps
 from numpyro_dais.tuning.annealing import anneal, damping_of
-from numpyro_dais.tuning.fitting import BLOCK, LARGEST_KHAT, SAFETY, Fit, RunFn, find_start
+from numpyro_dais.tuning.fitting import (
+    BLOCK,
+    LARGEST_KHAT,
+    SAFETY,
+    Fit,
+    RunFn,
+    find_start,
+    judge_start,
+)
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
 from numpyro_dais.tuning.population import MeasuredPath, measure_path
 
@@ -95,18 +103,25 @@ def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, run_fn: RunFn
     :param goal: what the settings are for.
     :param run_fn: runs particles.
     """
-    fit, spent, error = None, 0.0, math.inf
+    fit, spent = None, 0.0
     if goal.is_start_free:
         fit, spent = find_start(named_key(rng_key, "fit"), target, goal, run_fn)
-    if fit is not None and goal.num_steps is None:
-        num_particles, error = _plan_particles(fit.quality.score, 0.5, goal, spent)
-        if error <= max(goal.target_error, _GOOD_ENOUGH):
-            return _without_steps(fit, num_particles, spent)
     mixture = None
     if fit is not None and fit.quality.khat < LARGEST_KHAT:
         mixture = fit.mixture
+    if goal.num_steps is None and fit is not None and _is_good(fit, goal, spent):
+        return _without_steps(fit, goal, spent)
     started = target.with_mixture(mixture)
     path = _measure(named_key(rng_key, "path"), started, goal, spent)
+    if goal.num_steps is None and path.has_zeros:
+        # A hard constraint has no mode to fit at its edge, and chains run against it; but draws of
+        # the start, of weight zero or not, see all of it.
+        own, own_cost = judge_start(named_key(rng_key, "own start"), target, run_fn)
+        spent += own_cost
+        if not path.is_seen or _is_good(own, goal, spent):
+            return _without_steps(own, goal, spent + path.num_gradients)
+        if fit is None or own.quality.score < fit.quality.score:
+            fit = own
     trial, trial_cost = _find_step_size(named_key(rng_key, "trials"), started, path, run_fn)
     spent += path.num_gradients + trial_cost
     plan = _Plan(goal.num_steps or 0, goal.num_particles or DEFAULT_NUM_PARTICLES, 0.0, 0.0)
@@ -114,9 +129,8 @@ def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, run_fn: RunFn
         key = named_key(rng_key, "plan")
         plan, plan_cost = _make_plan(key, started, path, trial, goal, spent, run_fn)
         spent += plan_cost
-        if fit is not None and error < plan.error:
-            num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
-            return _without_steps(fit, num_particles, spent)
+        if fit is not None and _error_without_steps(fit, goal, spent) < plan.error:
+            return _without_steps(fit, goal, spent)
     settings = anneal(path, plan.num_steps, trial.step_size, damping_of(trial.step_size))
     return settings._replace(
         start=mixture,
@@ -202,7 +216,7 @@ def _plan_particles(
     affordable = max(int((goal.budget - spent) / cost_per_particle), 1)
     if affordable > BLOCK:
         affordable -= affordable % BLOCK
-    wanted = math.ceil(variance / goal.target_error**2)
+    wanted = math.ceil(min(variance / goal.target_error**2, _MAX_PARTICLES))
     # Without steps particles cost next to nothing, and more of them see more of the tail.
     fewest = _MIN_PARTICLES if cost_per_particle > 1 else BLOCK
     wanted = min(max(wanted, fewest), _MAX_PARTICLES)
@@ -212,7 +226,17 @@ def _plan_particles(
     return num_particles, math.sqrt(variance / num_particles)
 
 
-def _without_steps(fit: Fit, num_particles: int, spent: float) -> Settings:
+def _is_good(fit: Fit, goal: Goal, spent: float) -> bool:
+    """True if particles without steps have an error that leaves nothing to be wanted."""
+    return _error_without_steps(fit, goal, spent) <= max(goal.target_error, _GOOD_ENOUGH)
+
+
+def _error_without_steps(fit: Fit, goal: Goal, spent: float) -> float:
+    return _plan_particles(fit.quality.score, 0.5, goal, spent)[1]
+
+
+def _without_steps(fit: Fit, goal: Goal, spent: float) -> Settings:
+    num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
     return no_steps()._replace(
         start=fit.mixture, num_particles=num_particles, num_gradients=math.ceil(spent)
     )

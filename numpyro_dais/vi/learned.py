@@ -93,6 +93,8 @@ class LearnableSettings(NamedTuple):
         """
         values = self.values(params)
         settings = self.initial._replace(preconditioner=scale)
+        if scale is not None and scale.ndim == 2:
+            settings = settings._replace(preconditioner=scale[None])
         if "schedule" in values:
             settings = settings._replace(betas=values["schedule"])
         if "step_size" in values:
@@ -101,15 +103,14 @@ class LearnableSettings(NamedTuple):
             damping = jnp.broadcast_to(values["damping"], settings.betas.shape)
             settings = settings._replace(damping=damping)
         if "mass" in values:
-            lead = (settings.num_steps,) if self.is_mass_per_step else ()
-            # Sites in alphabetical order, as in a position.
-            masses = [jnp.reshape(mass, (*lead, -1)) for mass in values["mass"].values()]
+            # One for each step, or one for all; sites in alphabetical order, as in a position.
+            lead = settings.num_steps if self.is_mass_per_step else 1
+            masses = [jnp.reshape(mass, (lead, 1, -1)) for mass in values["mass"].values()]
             preconditioner = jnp.concatenate(masses, -1) ** -0.5
             if scale is not None:
-                is_matrix = scale.ndim == 2
-                preconditioner = scale * (
-                    preconditioner[..., None, :] if is_matrix else preconditioner
-                )
+                preconditioner = scale * preconditioner
+            if preconditioner.shape[:2] == (1, 1):
+                preconditioner = preconditioner[0, 0]
             settings = settings._replace(preconditioner=preconditioner)
         return settings
 
