@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_floats", "is_concrete"]
+__all__ = ["as_floats", "is_concrete", "put_beside"]
 
 
 def is_concrete(tree: Any) -> bool:
@@ -25,3 +25,14 @@ def as_floats(values: Any) -> jax.Array:
     :param values: an array or a number.
     """
     return jax.device_put(np.asarray(values, jnp.result_type(float)))
+
+
+def put_beside(tree: Any, array: jax.Array) -> Any:
+    """
+    Returns a tree of concrete values on the device of an array, if that was chosen.
+
+    :param tree: of NumPy arrays.
+    :param array: the array, committed to a device or not.
+    """
+    is_chosen = isinstance(array, jax.Array) and array.committed and len(array.devices()) == 1
+    return jax.device_put(tree, next(iter(array.devices())) if is_chosen else None)

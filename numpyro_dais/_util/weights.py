@@ -116,15 +116,19 @@ def resolution(log_weights: np.ndarray) -> float:
     return float(np.finfo(log_weights.dtype).eps * np.max(np.abs(largest)))
 
 
-def systematic(uniform: Any, shares: Any, xp: ModuleType = jnp) -> Any:
+def systematic(
+    uniform: Any, shares: Any, xp: ModuleType = jnp, num_draws: int | None = None
+) -> Any:
     """
     Returns ancestors by systematic resampling, in expectation each in proportion to its share.
 
     :param uniform: a uniform random number in [0, 1).
     :param shares: weights, of any positive sum, ``[num_particles]``.
     :param xp: the array library.
+    :param num_draws: the number of ancestors; that of the particles if left out.
     """
-    return owners((uniform + xp.arange(len(shares))) / len(shares), shares, xp)
+    num_draws = len(shares) if num_draws is None else num_draws
+    return owners((uniform + xp.arange(num_draws)) / num_draws, shares, xp)
 
 
 def owners(points: Any, shares: Any, xp: ModuleType = jnp) -> Any:

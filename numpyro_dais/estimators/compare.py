@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_dais.model.observed import check_same_data
 from numpyro_dais.results.comparison import Comparison, check_evidences
 from numpyro_dais.results.evidence import Evidence
+from numpyro_dais.results.report import is_error_known
 
 __all__ = ["compare"]
 
@@ -89,6 +90,7 @@ def compare(
         probability=_probabilities(log_evidence, prior),
         probability_interval=_probability_interval(log_evidence, standard_error, prior),
         warnings={name: evidences[name].warnings for name in names if evidences[name].warnings},
+        is_error_known=np.array([bool(is_error_known(evidences[name])) for name in names]),
     )
 
 

@@ -21,14 +21,21 @@ def to_arviz(
 ) -> Any:
     """
     Returns posterior draws as ArviZ data. The group ``posterior`` holds resampled particles as one
-    chain; its attributes hold the log evidence, its error, the bound and the weights' effective
-    sample size (ArviZ's own, computed on resampled draws, would mean nothing). The group
-    ``importance`` holds the log weights of all particles and, for a plate, the evidence by element.
+    chain; its attributes hold the log evidence, its error, the bound, and the effective sample size
+    and k-hat of the weights. The group ``importance`` holds the log weights of all particles (which
+    the resampled draws must not be weighted with again) and, for a plate, the evidence by element.
 
     :param evidence: a result.
     :param rng_key: the key of the resampling; a fixed one if left out.
-    :param num_samples: the number of draws; as many as weights if left out.
+    :param num_samples: the number of draws. If left out, as many as the effective sample size:
+        ArviZ takes draws for independent, and with more of them, repeated, it would report a
+        precision that is not there.
     """
+    if evidence.batch_shape:
+        raise ValueError(
+            f"to_arviz takes one run; this evidence is a batch of shape {evidence.batch_shape}. Take one of it: "
+            "jax.tree.map(lambda x: x[0], evidence).to_arviz()."
+        )
     draws = evidence.samples(rng_key, num_samples)
     posterior = {name: np.asarray(value)[None] for name, value in draws.items()}
     is_tree = "data" in inspect.signature(az.from_dict).parameters
@@ -50,6 +57,7 @@ def _attributes(evidence: Evidence) -> dict[str, Any]:
         "log_evidence_standard_error": evidence.standard_error,
         "log_evidence_lower_bound": evidence.lower_bound,
         "weights_effective_sample_size": evidence.ess,
+        "weights_pareto_khat": np.nan if evidence.khat is None else evidence.khat,
     }
     attributes = {name: np.asarray(value).tolist() for name, value in numbers.items()}
     return {"inference_library": "numpyro_dais", "method": evidence.method, **attributes}

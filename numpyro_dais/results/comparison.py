@@ -33,6 +33,7 @@ class Comparison:
     :param probability_interval: ``[num_models, 2]``, 95 % intervals of these, for the errors of the
         log evidences. An infinite error says nothing: it gives [0, 1].
     :param warnings: by name, the reasons not to trust an evidence; of models that have some.
+    :param is_error_known: whether each standard error is to be trusted.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class Comparison:
     probability: np.ndarray
     probability_interval: np.ndarray
     warnings: dict[str, tuple[str, ...]]
+    is_error_known: np.ndarray
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the numbers of each model by name, as Python floats, the best model first."""
@@ -110,11 +112,15 @@ class Comparison:
         header = ["  model", "log evidence", "log Bayes factor", "probability", "95 % interval"]
         yield header + has_prior * ["prior"]
         for i, name in enumerate(self.names):
-            factor = with_error(self.log_bayes_factor[i], self.log_bayes_factor_error[i])
+            is_known = bool(self.is_error_known[i])
+            is_factor_known = is_known and bool(self.is_error_known[0])
+            factor = with_error(
+                self.log_bayes_factor[i], self.log_bayes_factor_error[i], is_factor_known
+            )
             low, high = self.probability_interval[i]
             yield [
                 f"{'*' if name in self.warnings else ' '} {name}",
-                with_error(self.log_evidence[i], self.standard_error[i]),
+                with_error(self.log_evidence[i], self.standard_error[i], is_known),
                 factor if i else "best",
                 share(self.probability[i]),
                 f"{share(low)} to {share(high)}",
@@ -160,16 +166,16 @@ def _check_one(what: str, name: str, evidence: Evidence) -> None:
             "traced. Call it outside jit, vmap and grad."
         )
     shape = evidence.log_weights.shape
-    if len(shape) > 1 and evidence.problem.plate is not None:
+    if evidence.batch_shape:
+        raise ValueError(
+            f"{what} needs one number per model; the evidence of {name!r} is a batch with log "
+            f"weights of shape {shape}. Take one of it: jax.tree.map(lambda x: x[0], evidence)."
+        )
+    if len(shape) > 1:
         raise ValueError(
             f"{what} needs one number per model; the evidence of {name!r} has one for each of the "
             f"{shape[-1]} elements of plate {evidence.problem.plate!r}. Run the estimator without "
             "plate=, or sum by hand: evidence.log_evidence.sum()."
-        )
-    if len(shape) > 1:
-        raise ValueError(
-            f"{what} needs one number per model; the evidence of {name!r} is a batch with log "
-            f"weights of shape {shape}. Take one of it: jax.tree.map(lambda x: x[0], evidence)."
         )
     value = float(evidence.log_evidence)
     if np.isnan(value) or value == np.inf:

@@ -6,8 +6,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+import math
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax import random
@@ -15,15 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro.diagnostics import effective_sample_size
+from numpyro.util import is_prng_key
 
 from numpyro_dais._util import weights
-from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.concreteness import is_concrete, put_beside
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
-from numpyro_dais.results.bennett import bennett
+from numpyro_dais.results.bennett import Bennett, bennett
 from numpyro_dais.sampler.settings import Settings
 
-__all__ = ["Evidence"]
+if TYPE_CHECKING:
+    from numpyro_dais.results.bayes_factor import LogBayesFactor
+
+__all__ = ["Evidence", "Expectation"]
 
 # The fewest weights with a k-hat: the tail is their largest fifth, and NumPyro fits no tail of less
 # than five.
@@ -32,6 +38,18 @@ _KHAT_MIN_WEIGHTS = 25
 # Log weights within so many neighbouring floating-point numbers count as equal. A round number, for
 # rounding along a chain not to pass for a tail.
 _EQUAL_WITHIN = 8
+
+
+class Expectation(NamedTuple):
+    """
+    Posterior expectations, each a tree of what the function returned.
+
+    :param mean: the expectations.
+    :param standard_error: their standard errors.
+    """
+
+    mean: Any
+    standard_error: Any
 
 
 @partial(
@@ -45,6 +63,7 @@ _EQUAL_WITHIN = 8
         "acceptance",
         "reverse_log_weights",
         "num_gradients",
+        "is_zero",
     ],
     meta_fields=["method", "num_chains", "notes", "island_size"],
 )
@@ -53,8 +72,9 @@ class Evidence:
     r"""
     An estimate of the evidence :math:`p(D)` from weighted particles.
 
-    It is a pytree, so it may be returned from :func:`jax.jit` and :func:`jax.vmap`, and its numbers
-    differentiated. With a plate, the numbers are arrays over its elements.
+    It is a pytree, so it may be returned from :func:`jax.jit` and :func:`jax.vmap` (along the first
+    axis, the default), and its numbers differentiated. The numbers of a batch have its axes first;
+    with a plate, they are arrays over its elements, along the last axis.
 
     :param log_weights: ``[num_particles]``, or ``[num_particles, plate_size]``. Each weight has
         expectation :math:`p(D)`; one whose density was not finite is zero.
@@ -69,12 +89,14 @@ class Evidence:
     :param acceptance: acceptance rates; None for methods without Metropolis correction.
     :param reverse_log_weights: those of reverse chains from posterior draws; None if none were run.
     :param num_chains: the number of Markov chains that the posterior draws are of; None if these
-        are independent.
+        are taken to be independent.
     :param notes: remarks on the posterior draws, or on the memory mode.
     :param island_size: the number of particles that each weight stands for. More than one if they
         were resampled on their way: a weight then is the estimate of an island of particles, and
         its position that of one of them, drawn by weight. Weights of islands are as independent and
         unbiased as those of particles are.
+    :param is_zero: whether each weight is zero because the density is, as outside of a hard
+        constraint, and not because a number left the representable ones; None for not known.
     """
 
     log_weights: jax.Array
@@ -89,6 +111,28 @@ class Evidence:
     num_chains: int | None = None
     notes: tuple[str, ...] = ()
     island_size: int = 1
+    is_zero: jax.Array | None = None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The axes that :func:`jax.vmap` has put in front of those of particles and plate."""
+        num_own = 2 if self.problem.plates else 1
+        shape = jnp.shape(self.log_weights)
+        batch_shape = shape[: len(shape) - num_own]
+        # Numbers and vectors show where the axes of a batch are, if not in front.
+        expected = {
+            "num_gradients": batch_shape,
+            "is_start_finite": shape[: len(batch_shape)],
+            "positions": shape[: len(batch_shape) + 1],
+        }
+        for name, leading in expected.items():
+            found = jnp.shape(getattr(self, name))
+            if (found if name == "num_gradients" else found[: len(leading)]) != leading:
+                raise ValueError(
+                    f"The axes of a batch must come first in every part of an Evidence; log_weights have shape "
+                    f"{shape} and {name} {found}. Use jax.vmap with out_axes=0, the default."
+                )
+        return batch_shape
 
     @property
     def num_particles(self) -> int:
@@ -98,7 +142,7 @@ class Evidence:
     @property
     def num_weights(self) -> int:
         """The number of independent weights: that of the particles, or of their islands."""
-        return self.log_weights.shape[0]
+        return self.log_weights.shape[len(self.batch_shape)]
 
     @property
     def log_evidence(self) -> jax.Array:
@@ -108,8 +152,8 @@ class Evidence:
         With reverse chains it is Bennett's acceptance ratio of both directions instead.
         """
         if self.reverse_log_weights is not None:
-            return bennett(self.log_weights, self.reverse_log_weights).log_evidence
-        return _on_host(weights.log_mean, self.log_weights)
+            return self._bennett().log_evidence
+        return self._read(weights.log_mean, self.log_weights)
 
     @property
     def standard_error(self) -> jax.Array:
@@ -118,9 +162,8 @@ class Evidence:
         with one particle.
         """
         if self.reverse_log_weights is not None:
-            num_effective = self._num_effective_reverse
-            return bennett(self.log_weights, self.reverse_log_weights, num_effective).standard_error
-        return _on_host(weights.log_mean_error, self.log_weights)
+            return self._bennett(self.num_effective_draws).standard_error
+        return self._read(weights.log_mean_error, self.log_weights)
 
     @property
     def lower_bound(self) -> jax.Array:
@@ -128,7 +171,7 @@ class Evidence:
         The mean :math:`\frac1S \sum_s \log w_s`, the paper's :math:`\mathcal L_{DAIS}`: a lower
         bound of :math:`\log p(D)` in expectation.
         """
-        return _on_host(weights.mean_log, self.log_weights)
+        return self._read(weights.mean_log, self.log_weights)
 
     @property
     def lower_bound_error(self) -> jax.Array:
@@ -138,8 +181,8 @@ class Evidence:
         taken.
         """
         if self.has_shared_batches:
-            return jnp.full(self.log_weights.shape[1:], jnp.inf)
-        return _on_host(weights.mean_log_error, self.log_weights)
+            return jnp.full(jnp.shape(self.lower_bound), jnp.inf)
+        return self._read(weights.mean_log_error, self.log_weights)
 
     @property
     def has_shared_batches(self) -> bool:
@@ -155,40 +198,63 @@ class Evidence:
         """
         if self.reverse_log_weights is None:
             return None
-        return _on_host(lambda x, xp: -weights.mean_log(-x, xp), self.reverse_log_weights)
+        return self._read(lambda x, xp: -weights.mean_log(-x, xp), self.reverse_log_weights)
 
     @property
     def upper_bound_error(self) -> jax.Array | None:
         """The standard error of :attr:`upper_bound`, over the effective number of draws."""
         if self.reverse_log_weights is None:
             return None
-        num_effective = self._num_effective_reverse
+        num_effective = self.num_effective_draws
         # Measured from one of them, for the sake of float32.
-        return _on_host(
+        return self._read(
             lambda x, xp: xp.std(x - x[0], axis=0, ddof=1) / np.sqrt(num_effective),
             self.reverse_log_weights,
         )
 
     @property
-    def _num_effective_reverse(self) -> Any:
-        """The number of independent posterior draws that the reverse weights are worth."""
-        assert self.reverse_log_weights is not None
-        num_draws = len(self.reverse_log_weights)
+    def overlap(self) -> jax.Array | None:
+        """
+        The number of particles that both directions share, by Bennett's ratio; None without reverse
+        chains.
+        """
+        return None if self.reverse_log_weights is None else self._bennett().overlap
+
+    @property
+    def num_effective_draws(self) -> Any:
+        """
+        The number of independent posterior draws that the reverse weights are worth: all of them,
+        unless they are of Markov chains. None without reverse chains.
+        """
+        if self.reverse_log_weights is None:
+            return None
+        num_draws = self.reverse_log_weights.shape[len(self.batch_shape)]
         if self.num_chains is None:
             return num_draws
-        chains = np.asarray(self.reverse_log_weights, np.float64)
+        chains = np.asarray(self._particles_first(self.reverse_log_weights), np.float64)
         chains = chains.reshape(self.num_chains, -1, *chains.shape[1:])
         return np.clip(effective_sample_size(chains), 1.0, num_draws)
 
     @property
     def ess(self) -> jax.Array:
         r"""The effective sample size of the weights, :math:`(\sum_s w_s)^2 / \sum_s w_s^2`."""
-        return _on_host(weights.ess, self.log_weights)
+        return self._read(weights.ess, self.log_weights)
 
     @property
     def num_nonfinite(self) -> jax.Array:
-        """The number of weights that are zero because a density was not finite."""
-        return _on_host(lambda x, xp: xp.sum(~xp.isfinite(x)), self.log_weights, int)
+        """
+        The number of weights that are zero because a log density was not finite, be it that of a
+        point outside of a hard constraint; of all elements of a plate together.
+        """
+        return self._count_nonfinite()
+
+    @property
+    def num_lost(self) -> jax.Array:
+        """
+        The number of weights that are zero because a number left the representable ones, and not
+        because the density is zero.
+        """
+        return self._count_nonfinite(False if self.is_zero is None else self.is_zero)
 
     @cached_property
     def khat(self) -> float | np.ndarray | None:
@@ -200,11 +266,11 @@ class Evidence:
         self._require_concrete("khat")
         if self.num_weights < _KHAT_MIN_WEIGHTS:
             return None
-        tolerance = _EQUAL_WITHIN * weights.resolution(np.asarray(self.log_weights))
-        log_weights = np.asarray(self.log_weights, np.float64)
-        if log_weights.ndim == 1:
-            return _khat(log_weights, tolerance)
-        return np.array([_khat(column, tolerance) for column in log_weights.T])
+        log_weights = np.asarray(self._particles_first(self.log_weights))
+        tolerance = _EQUAL_WITHIN * weights.resolution(log_weights)
+        columns = log_weights.astype(np.float64).reshape(self.num_weights, -1).T
+        khats = np.array([_khat(column, tolerance) for column in columns])
+        return khats.reshape(log_weights.shape[1:]) if log_weights.ndim > 1 else float(khats[0])
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -216,33 +282,86 @@ class Evidence:
 
     def samples(self, rng_key: jax.Array | None = None, num_samples: int | None = None) -> dict:
         """
-        Returns posterior draws: particles resampled by weight (for each element of a plate by its
-        own weights), as values of the latent and ``deterministic`` sites.
+        Returns posterior draws: particles resampled by weight, systematically (for each element of
+        a plate by its own weights, and for each run of a batch), as values of the latent and
+        ``deterministic`` sites. For means and other expectations, :meth:`expectation` is more
+        precise, and has an error.
 
         Enumerated discrete sites are not among them, and a ``deterministic`` site that depends on
         one sees a draw from its prior, as with NumPyro's MCMC.
 
         :param rng_key: the key of the resampling; a fixed one if left out.
-        :param num_samples: the number of draws; as many as weights if left out.
+        :param num_samples: the number of draws; if left out, as many as the weights are worth, the
+            (smallest) effective sample size: more would repeat the same particles.
         """
-        rng_key = random.key(0) if rng_key is None else rng_key
-        num_samples = self.num_weights if num_samples is None else num_samples
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
+        if rng_key is None:
+            rng_key = random.key(0)
+        elif not is_prng_key(rng_key):
+            raise ValueError(
+                "The first argument of samples is a JAX random key, such as jax.random.key(0); got "
+                f"{rng_key!r}. For a number of draws write num_samples=."
+            )
         if is_concrete(self.log_weights) and not np.all(np.isfinite(self.log_evidence)):
             raise ValueError(
                 "Every weight is zero, so there is nothing to draw from; see print(evidence)."
             )
+        if num_samples is None:
+            num_samples = self._num_worth()
+        check_count("num_samples", num_samples, 1)
+        if self.batch_shape:
+            keys = random.split(rng_key, self.batch_shape[0])
+            draw_fn = partial(Evidence.samples, num_samples=num_samples)
+            draws: dict = jax.vmap(draw_fn)(self, keys)
+            return draws
         shares = weights.weight_shares(self.log_weights)
-        points = random.uniform(rng_key, (num_samples, *shares.shape[1:]), shares.dtype)
-        draw = weights.owners
-        if shares.ndim > 1:
-            draw = jax.vmap(draw, in_axes=1, out_axes=1)
-        indices = draw(points, shares)
+        uniform = random.uniform(rng_key, shares.shape[1:], shares.dtype)
+        draw = partial(weights.systematic, num_draws=num_samples)
+        indices = (
+            jax.vmap(draw, (0, 1), 1)(uniform, shares) if shares.ndim > 1 else draw(uniform, shares)
+        )
         index = indices.reshape(*indices.shape, *(1,) * (self.positions.ndim - indices.ndim))
         positions = jnp.take_along_axis(self.positions, index, axis=0)
-        draws: dict = jax.vmap(make_target(self.problem).constrain_fn)(positions)
-        return draws
+        return self._constrain(positions)
+
+    def expectation(self, fn: Callable[[dict], Any]) -> Expectation:
+        r"""
+        Returns the posterior expectation of a function of the sites, from all particles by their
+        weights, :math:`\sum_s w_s f(x_s) / \sum_s w_s`, with its standard error (delta method).
+
+        Use this for means, probabilities and other summaries; use :meth:`samples` where single draws
+        are wanted, as for predictions or plots.
+
+        :param fn: a function of a dict with the values of one draw, as :meth:`samples` has many of;
+            it returns an array or a tree of arrays. With a plate, the first axes of these must be
+            those of the plate.
+
+        **Example**
+
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro_dais import DAIS
+        >>> def model():
+        ...     p = numpyro.sample("p", dist.Beta(2.0, 3.0))
+        ...     numpyro.sample("y", dist.Binomial(10, p), obs=7.0)
+        >>> mean, error = DAIS(model).log_evidence().expectation(lambda draw: draw["p"])
+        >>> bool(abs(mean - 9 / 15) < 5 * error)
+        True
+        """
+        if self.batch_shape:
+            expectation: Expectation = jax.vmap(lambda one: one.expectation(fn))(self)
+            return expectation
+        shares = weights.weight_shares(self.log_weights)
+
+        def summarise(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+            share = self._beside(shares, values)
+            # Where the weight is zero, so is the density, and a value may be anything.
+            values = jnp.where(share > 0, values, 0.0)
+            mean = jnp.sum(share * values, axis=0)
+            return mean, jnp.sqrt(jnp.sum((share * (values - mean)) ** 2, axis=0))
+
+        values = jax.vmap(lambda position: fn(self._constrain_fn(position)))(self.positions)
+        leaves, treedef = jax.tree.flatten(values)
+        means, errors = zip(*map(summarise, leaves), strict=True)
+        return Expectation(jax.tree.unflatten(treedef, means), jax.tree.unflatten(treedef, errors))
 
     def to_arviz(self, rng_key: jax.Array | None = None, num_samples: int | None = None) -> Any:
         """
@@ -251,7 +370,7 @@ class Evidence:
         See :func:`numpyro_dais.results.arviz.to_arviz`.
 
         :param rng_key: the key of the resampling; a fixed one if left out.
-        :param num_samples: the number of draws; as many as weights if left out.
+        :param num_samples: the number of draws; see :meth:`samples`.
         """
         from numpyro_dais.results.arviz import to_arviz
 
@@ -269,6 +388,10 @@ class Evidence:
         return plot_evidence(self)
 
     def __float__(self) -> float:
+        if self.batch_shape:
+            raise TypeError(
+                f"This evidence is a batch of shape {self.batch_shape}; take evidence.log_evidence."
+            )
         if self.log_weights.ndim > 1:
             raise TypeError(
                 "This evidence has one value per element of the plate; take evidence.log_evidence, "
@@ -276,10 +399,19 @@ class Evidence:
             )
         return float(self.log_evidence)
 
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
+
+    def __sub__(self, other: object) -> "LogBayesFactor":
+        """Returns the log Bayes factor of two models of the same data, with its error."""
+        from numpyro_dais.results.bayes_factor import log_bayes_factor
+
+        return log_bayes_factor(self, other) if isinstance(other, Evidence) else NotImplemented
+
     def __repr__(self) -> str:
         from numpyro_dais.results.report import describe
 
-        if not is_concrete((self.log_weights, self.num_gradients, self.is_start_finite)):
+        if not is_concrete(self):
             return f"Evidence({self.method}, log_weights={self.log_weights})"
         return describe(self)
 
@@ -290,23 +422,65 @@ class Evidence:
                 "outside jit, vmap and grad."
             )
 
+    def _count_nonfinite(self, is_left_out: Any = False) -> jax.Array:
+        axes = tuple(range(len(self.batch_shape), self.log_weights.ndim))
+        if not is_concrete((self.log_weights, is_left_out)):
+            return jnp.sum(~jnp.isfinite(self.log_weights) & ~is_left_out, axes)
+        is_counted = ~np.isfinite(self.log_weights) & ~np.asarray(is_left_out)
+        return put_beside(np.sum(is_counted, axes).astype(np.int32), self.log_weights)
 
-def _on_host(
-    fn: Callable[[Any, ModuleType], Any], log_weights: jax.Array, dtype: Any = None
-) -> jax.Array:
-    """
-    Returns a number read off the weights. Concrete ones are read in NumPy: on a first call,
-    compiling the few operations one by one would take a second.
+    def _bennett(self, num_effective: Any = None) -> Bennett:
+        forward = self._particles_first(self.log_weights)
+        return bennett(forward, self._particles_first(self.reverse_log_weights), num_effective)
 
-    :param fn: the number, as a function of log weights and of an array library.
-    :param log_weights: the log weights.
-    :param dtype: the type of the number; that of the weights if left out.
-    """
-    if not is_concrete(log_weights):
-        return fn(log_weights, jnp)
-    with np.errstate(all="ignore"):
-        value = np.asarray(fn(np.asarray(log_weights, np.float64), np))
-    return jax.device_put(value.astype(log_weights.dtype if dtype is None else dtype))
+    def _particles_first(self, log_weights: Any) -> Any:
+        """Log weights with the axis of particles before those of a batch."""
+        xp = np if is_concrete(log_weights) else jnp
+        return xp.moveaxis(log_weights, len(self.batch_shape), 0)
+
+    def _read(self, fn: Callable[[Any, ModuleType], Any], log_weights: jax.Array) -> jax.Array:
+        """
+        Returns a number read off weights, for each run of a batch and element of a plate. Concrete
+        ones are read in NumPy: on a first call, compiling the few operations one by one would take
+        a second.
+
+        :param fn: the number, as a function of log weights and of an array library.
+        :param log_weights: the log weights.
+        """
+        weights_first = self._particles_first(log_weights)
+        if not is_concrete(log_weights):
+            return fn(weights_first, jnp)
+        with np.errstate(all="ignore"):
+            value = np.asarray(fn(np.asarray(weights_first, np.float64), np))
+        return put_beside(value.astype(log_weights.dtype), log_weights)
+
+    def _num_worth(self) -> int:
+        if not is_concrete(self.log_weights):
+            raise ValueError(
+                "The number of draws is a shape, and under jit, vmap and grad the effective sample size that it "
+                "defaults to is not known; pass num_samples=, evidence.num_weights for example."
+            )
+        return max(int(np.min(np.asarray(self.ess))), 1)
+
+    @property
+    def _constrain_fn(self) -> Callable[[jax.Array], dict]:
+        return make_target(self.problem).constrain_fn
+
+    def _constrain(self, positions: jax.Array) -> dict:
+        draws: dict = jax.vmap(self._constrain_fn)(positions)
+        return draws
+
+    def _beside(self, shares: jax.Array, values: jax.Array) -> jax.Array:
+        """The weights of particles, and of elements of a plate, next to values of a function."""
+        num_plates = len(self.problem.plates)
+        elements = values.shape[1 : 1 + num_plates]
+        if num_plates and math.prod(elements) != shares.shape[-1]:
+            raise ValueError(
+                f"With plate={self.problem.plate!r} the function of an expectation must return arrays whose first "
+                f"axes are those of the plate, {shares.shape[-1]} elements; got shape {values.shape[1:]}."
+            )
+        trailing = (1,) * (values.ndim - 1 - num_plates)
+        return shares.reshape(len(shares), *elements, *trailing)
 
 
 def _khat(log_weights: np.ndarray, tolerance: float) -> float:

@@ -12,7 +12,7 @@ from numpyro_dais.results.comparison import Comparison, check_evidences
 from numpyro_dais.results.evidence import Evidence
 from numpyro_dais.results.gap import gap_contributions
 from numpyro_dais.results.libraries import import_optional
-from numpyro_dais.results.report import share, weight_unit, with_error
+from numpyro_dais.results.report import estimate, share, weight_unit
 from numpyro_dais.sampler.settings import Settings
 
 __all__ = ["plot_comparison", "plot_evidence", "plot_sandwich"]
@@ -134,8 +134,7 @@ def plot_evidence(evidence: Evidence) -> Any:
         figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
         _draw_start(axes[0], evidence)
         _draw_weights(axes[1], evidence)
-    value = with_error(evidence.log_evidence, evidence.standard_error)
-    figure.suptitle(f"{evidence.method}: log evidence {value}", fontweight="bold")
+    figure.suptitle(f"{evidence.method}: log evidence {estimate(evidence)}", fontweight="bold")
     if evidence.warnings:
         lines = [textwrap.fill(f"Warning: {fault}", 125) for fault in evidence.warnings]
         figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize="small", color=_ORANGE)

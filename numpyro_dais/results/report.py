@@ -7,13 +7,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from numpyro_dais._util.weights import resolution
-from numpyro_dais.results.bennett import bennett
+from numpyro_dais.model.inspection import missing_data
 from numpyro_dais.results.evidence import Evidence
 
-__all__ = ["describe", "find_faults", "share", "weight_unit", "with_error"]
+__all__ = [
+    "describe",
+    "estimate",
+    "find_faults",
+    "is_error_known",
+    "share",
+    "weight_unit",
+    "with_error",
+]
 
 # The largest k-hat at which errors are still to be trusted, by Vehtari et al. (2024).
 _KHAT_LIMIT = 0.7
@@ -47,11 +56,10 @@ def describe(evidence: Evidence) -> str:
     :param evidence: a result with concrete values.
     """
     if evidence.log_weights.ndim > 1:
-        lines = _describe_elements(evidence)
+        lines = _describe_many(evidence)
     else:
-        value = with_error(evidence.log_evidence, evidence.standard_error)
         lines = [
-            f"{evidence.method}: log evidence {value}",
+            f"{evidence.method}: log evidence {estimate(evidence)}",
             *_describe_lower_bound(evidence),
             *_describe_upper_bound(evidence),
             f"  {_cost(evidence)}; ESS {float(evidence.ess):.1f}, k-hat {_number(evidence.khat)}",
@@ -67,21 +75,51 @@ def find_faults(evidence: Evidence) -> tuple[str, ...]:
     """
     return (
         *evidence.notes,
+        *_faults_of_data(evidence),
         *_faults_of_losses(evidence),
         *_faults_of_weights(evidence),
         *_faults_of_rounding(evidence),
     )
 
 
-def with_error(value: Any, error: Any) -> str:
+def estimate(evidence: Evidence) -> str:
+    """
+    Returns the log evidence with its error, if that can be trusted.
+
+    :param evidence: a result with concrete values and one number.
+    """
+    is_known = bool(is_error_known(evidence))
+    return with_error(evidence.log_evidence, evidence.standard_error, is_known)
+
+
+def is_error_known(evidence: Evidence) -> np.ndarray:
+    """
+    Returns whether the standard error is to be trusted, for each number of an evidence: neither
+    lost weights nor a heavy tail speak against it.
+
+    :param evidence: a result with concrete values.
+    """
+    is_known = np.full(np.shape(evidence.log_evidence), not any(_faults_of_losses(evidence)))
+    if evidence.overlap is not None:
+        return is_known & (np.asarray(evidence.overlap) >= _ESS_LIMIT)
+    is_known &= np.asarray(evidence.ess) >= _least_ess(evidence)
+    return (
+        is_known if evidence.khat is None else is_known & (np.asarray(evidence.khat) <= _KHAT_LIMIT)
+    )
+
+
+def with_error(value: Any, error: Any, is_known: bool = True) -> str:
     """
     Returns a number with its error, as ``-31.307 ± 0.046``.
 
     :param value: the number.
     :param error: its standard error.
+    :param is_known: whether the error is to be trusted; else it is the least that it can be.
 
     >>> with_error(-31.30671, 0.04619)
     '-31.307 ± 0.046'
+    >>> with_error(-31.30671, 0.04619, is_known=False)
+    '-31.307 ± unknown, at least 0.046'
     >>> with_error(-2.0, float("inf"))
     '-2.00 (error unknown)'
     """
@@ -92,7 +130,8 @@ def with_error(value: Any, error: Any) -> str:
     if error >= _SMALLEST_ERROR:
         # Two digits of the error, and at most those of the value that it leaves.
         digits = int(np.clip(1 - np.floor(np.log10(error)), 0, _MAX_DECIMALS))
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+    unknown = "" if is_known else "unknown, at least "
+    return f"{value:.{digits}f} ± {unknown}{error:.{digits}f}"
 
 
 def share(value: float) -> str:
@@ -128,25 +167,52 @@ def _describe_lower_bound(evidence: Evidence) -> Iterator[str]:
 
 
 def _describe_upper_bound(evidence: Evidence) -> Iterator[str]:
-    if evidence.upper_bound is not None:
+    if evidence.reverse_log_weights is not None:
         bound = with_error(evidence.upper_bound, evidence.upper_bound_error)
-        kind = "exact draws" if evidence.num_chains is None else "approximate: draws by NUTS"
-        yield f"  upper bound {bound} ({kind})"
+        yield f"  upper bound {bound} ({_describe_draws(evidence)})"
 
 
-def _describe_elements(evidence: Evidence) -> list[str]:
+def _describe_draws(evidence: Evidence) -> str:
+    """What was assumed of the posterior draws."""
+    assert evidence.reverse_log_weights is not None
+    num_draws = len(evidence.reverse_log_weights)
+    if evidence.num_chains is None:
+        return f"if the {num_draws} posterior draws are exact and independent"
+    number = float(np.min(evidence.num_effective_draws))
+    chains = "one chain" if evidence.num_chains == 1 else f"{evidence.num_chains} chains"
+    return (
+        f"approximate: {num_draws} posterior draws of {chains}, taken as worth {number:.0f} "
+        "independent ones"
+    )
+
+
+def _describe_many(evidence: Evidence) -> list[str]:
+    """The numbers of a batch, of the elements of a plate, or of both, as a table."""
     values, errors = np.asarray(evidence.log_evidence), np.asarray(evidence.standard_error)
-    total = with_error(values.sum(), np.sqrt(np.sum(errors**2)))
-    shown = [with_error(*pair) for pair in zip(values, errors, strict=True)][:_NUM_SHOWN]
+    is_known = is_error_known(evidence)
+    places = list(np.ndindex(values.shape))
+    shown = [
+        f"    [{', '.join(map(str, i))}] {with_error(values[i], errors[i], bool(is_known[i]))}"
+        for i in places[:_NUM_SHOWN]
+    ]
     smallest_ess = float(np.min(np.asarray(evidence.ess)))
     largest_khat = _number(None if evidence.khat is None else np.max(evidence.khat))
+    each = " each" if evidence.batch_shape else ""
     return [
-        f"{evidence.method}: log evidence of each of {len(values)} elements of plate "
-        f"{evidence.problem.plate!r}, sum {total}",
-        *[f"    [{i}] {text}" for i, text in enumerate(shown)],
-        *(["    ..."] if len(values) > _NUM_SHOWN else []),
-        f"  {_cost(evidence)}; smallest ESS {smallest_ess:.1f}, largest k-hat {largest_khat}",
+        f"{evidence.method}: log evidence {_describe_axes(evidence, values, errors)}",
+        *shown,
+        *(["    ..."] if len(places) > _NUM_SHOWN else []),
+        f"  {_cost(evidence)}{each}; smallest ESS {smallest_ess:.1f}, largest k-hat {largest_khat}",
     ]
+
+
+def _describe_axes(evidence: Evidence, values: np.ndarray, errors: np.ndarray) -> str:
+    plate = f"{values.shape[-1]} elements of plate {evidence.problem.plate!r}"
+    if evidence.batch_shape:
+        size = " x ".join(map(str, evidence.batch_shape))
+        of_plate = f", and each of {plate}" if evidence.problem.plates else ""
+        return f"of each of a batch of {size}{of_plate}"
+    return f"of each of {plate}, sum {with_error(values.sum(), np.sqrt(np.sum(errors**2)))}"
 
 
 def _cost(evidence: Evidence) -> str:
@@ -155,9 +221,9 @@ def _cost(evidence: Evidence) -> str:
     origin = "" if start is None else f" from {start.description}"
     is_resampled = evidence.island_size > 1
     islands = f" resampled in {evidence.num_weights} islands" if is_resampled else ""
+    num_gradients = int(np.max(evidence.num_gradients))
     return (
-        f"{evidence.num_particles} particles{origin}{islands}, {steps}, "
-        f"{int(evidence.num_gradients)} gradients"
+        f"{evidence.num_particles} particles{origin}{islands}, {steps}, {num_gradients} gradients"
     )
 
 
@@ -165,36 +231,60 @@ def _number(value: Any) -> str:
     return "not available" if value is None else f"{float(value):.2f}"
 
 
+def _faults_of_data(evidence: Evidence) -> Iterator[str]:
+    """Missing data: an estimator finds them before it runs, but under ``jit`` it cannot."""
+    is_lost = np.isneginf(np.asarray(evidence.log_evidence))
+    if not np.any(is_lost) or evidence.problem.model is None:
+        return
+    problem = evidence.problem
+    batch_index = tuple(np.argwhere(is_lost)[0][: len(evidence.batch_shape)])
+    if batch_index:
+        problem = jax.tree.map(lambda leaf: leaf[batch_index], problem)
+    for name, number in missing_data(problem).items():
+        yield (
+            f"Observed site {name!r} has {number} NaN among its data, which makes the evidence zero; drop these "
+            "entries or impute them: numpyro.sample(..., obs_mask=...)."
+        )
+
+
 def _faults_of_losses(evidence: Evidence) -> Iterator[str]:
-    num_particles, num_all_weights = evidence.num_particles, evidence.log_weights.size
+    num_starts, num_all_weights = evidence.is_start_finite.size, evidence.log_weights.size
     num_bad_starts = int(np.sum(~np.asarray(evidence.is_start_finite)))
-    num_nonfinite = int(evidence.num_nonfinite)
+    num_lost = int(np.sum(evidence.num_lost))
     # What goes missing with them is no matter if it is far below the error.
     smallest_error = float(np.min(np.asarray(evidence.standard_error)))
     tolerated = _TOLERATED_LOSS * (smallest_error if np.isfinite(smallest_error) else 0.0)
-    if num_bad_starts > tolerated * num_particles:
+    if num_bad_starts > tolerated * num_starts:
         yield (
-            f"{num_bad_starts} of {num_particles} draws from the start were not finite "
-            f"({num_bad_starts / num_particles:.0%}), and the estimate is too low by about their "
+            f"{num_bad_starts} of {num_starts} draws from the start were not finite "
+            f"({num_bad_starts / num_starts:.0%}), and the estimate is too low by about their "
             "share; enable x64 with numpyro.enable_x64()."
         )
-    elif num_nonfinite > tolerated * num_all_weights:
+    elif num_lost > tolerated * num_all_weights:
         yield (
-            f"{num_nonfinite} of {num_all_weights} weights were not finite and count as zero, so "
+            f"{num_lost} of {num_all_weights} weights were not finite and count as zero, so "
             "the estimate may be too low; try a smaller step size, or x64."
         )
 
 
+def _least_ess(evidence: Evidence) -> float:
+    return min(_ESS_LIMIT, evidence.num_weights / 2)
+
+
 def _faults_of_weights(evidence: Evidence) -> Iterator[str]:
     num_weights, ess = evidence.num_weights, np.min(np.asarray(evidence.ess))
-    if evidence.reverse_log_weights is not None:
-        overlap = bennett(evidence.log_weights, evidence.reverse_log_weights).overlap
-        if (num_pairs := float(np.min(np.asarray(overlap)))) < _ESS_LIMIT:
+    if evidence.overlap is not None:
+        if (num_pairs := float(np.min(np.asarray(evidence.overlap)))) < _ESS_LIMIT:
             yield (
                 f"Forward and reverse weights hardly overlap ({num_pairs:.1f} effective pairs): "
                 "trust the bounds, not the estimate between them; use more steps or a fitted guide."
             )
-    elif ess < min(_ESS_LIMIT, num_weights / 2):
+    elif ess == 0:
+        yield (
+            f"Every weight is zero: no density above zero was met by {num_weights} {weight_unit(evidence)}. Look "
+            "for data outside of their support, or start where the density is above zero (guide= or start=)."
+        )
+    elif ess < _least_ess(evidence):
         yield (
             f"The effective sample size is {ess:.1f} of {num_weights} {weight_unit(evidence)}: the "
             "estimate is likely too low and its error too small; use more steps or start from a "
@@ -210,7 +300,7 @@ def _faults_of_weights(evidence: Evidence) -> Iterator[str]:
 
 def _faults_of_rounding(evidence: Evidence) -> Iterator[str]:
     log_weights = np.asarray(evidence.log_weights)
-    rounding = resolution(log_weights)
+    rounding = resolution(np.moveaxis(log_weights, len(evidence.batch_shape), 0))
     # That of the forward weights, which may be large where Bennett's ratio has a small one.
     error = np.min(np.asarray(replace(evidence, reverse_log_weights=None).standard_error))
     tolerated = max(_TOLERATED_ROUNDING * error, _FINEST_RESOLUTION)
