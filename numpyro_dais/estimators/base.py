@@ -18,6 +18,8 @@ import jax
 from jax import random
 import numpy as np
 
+from numpyro.infer import MCMC
+
 from numpyro_dais._util.checks import check_count, check_key, check_on_host, user_stack_level
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.estimators.arguments import ChainArguments, Integrand
@@ -31,7 +33,7 @@ from numpyro_dais.estimators.runner import (
     run_reverse,
 )
 from numpyro_dais.model.dynamics import num_full_gradients
-from numpyro_dais.model.inspection import check_data
+from numpyro_dais.model.inspection import NO_DATA_NOTE, check_data
 from numpyro_dais.model.modes import check_mode
 from numpyro_dais.model.posterior import posterior_draws
 from numpyro_dais.model.prepare import Preparation
@@ -111,7 +113,8 @@ class Estimator:
         self,
         rng_key: jax.Array | None = None,
         *args: Any,
-        posterior_samples: dict | jax.Array | None = None,
+        posterior_samples: MCMC | dict | jax.Array | None = None,
+        num_chains: int | None = None,
         **kwargs: Any,
     ) -> Evidence:
         r"""
@@ -125,11 +128,29 @@ class Estimator:
 
         :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
         :param args: arguments of the model.
-        :param posterior_samples: exact and independent posterior draws: values of each latent site
-            (of the argument of ``potential_fn``), along a leading axis. Left out, NUTS draws as
-            many as there are particles; the upper bound is then approximate, and its error that of
-            correlated draws.
+        :param posterior_samples: posterior draws: an ``MCMC`` object after its run, whose chains
+            say how many independent draws they are worth; or values of each latent site (of the
+            argument of ``potential_fn``), along a leading axis, others being left alone. Left out,
+            NUTS draws as many as there are particles.
+        :param num_chains: the number of Markov chains that values as ``mcmc.get_samples()`` gives
+            them are of, one after another; if left out, they are taken to be exact and independent.
+            Draws of chains make the upper bound approximate, and have an error of their own.
         :param kwargs: keyword arguments of the model.
+
+        **Example**: evidence from draws that one already has
+
+        >>> from jax import random
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> from numpyro_dais import DAIS
+        >>> def model():
+        ...     p = numpyro.sample("p", dist.Beta(2.0, 3.0))
+        ...     numpyro.sample("y", dist.Binomial(10, p), obs=7.0)
+        >>> mcmc = MCMC(NUTS(model), num_warmup=500, num_samples=1000, progress_bar=False)
+        >>> mcmc.run(random.key(0))
+        >>> evidence = DAIS(model, num_steps=0).sandwich(posterior_samples=mcmc)
+        >>> bool(abs(evidence.log_evidence - -2.527) < 5 * evidence.standard_error)  # exact: -2.527
+        True
         """
         self._refuse_resampling("sandwich")
         problem = self._integrand.problem(args, kwargs)
@@ -138,7 +159,9 @@ class Estimator:
         problem = self._with_dynamics(rng_key, problem)
         target = self._preparation.target(problem, rng_key)
         num_draws = self._num_particles(self.settings)
-        draws = posterior_draws(draws_key, problem, target, posterior_samples, num_draws)
+        draws = posterior_draws(
+            draws_key, problem, target, posterior_samples, num_draws, num_chains
+        )
         evidence, target = self._estimate(forward_key, problem, target)
         settings = evidence.settings
         reverse = run_reverse(
@@ -302,10 +325,12 @@ class Estimator:
         has_model = self.model is not None and is_concrete((particles, problem))
         if has_model and not np.any(np.isfinite(np.asarray(particles.log_weights))):
             check_data(problem)
-        notes: tuple[str, ...] = ()
+        structure = target.tracing.structure
+        has_data = structure is None or structure.has_data
+        notes: tuple[str, ...] = () if has_data else (NO_DATA_NOTE,)
         if config.memory == "reversible" and is_concrete(particles.log_weights):
             is_finite = np.all(np.isfinite(np.asarray(particles.log_weights)))
-            notes = () if is_finite else (OVERFLOW_NOTE,)
+            notes += () if is_finite else (OVERFLOW_NOTE,)
         size = island_size(config, num_particles) if config.has_islands(settings) else 1
         evidence = Evidence(
             log_weights=particles.log_weights,
@@ -320,6 +345,7 @@ class Estimator:
             acceptance=particles.acceptance,
             notes=notes,
             island_size=size,
+            is_zero=particles.is_zero,
         )
         return evidence, target
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
+from numpyro_dais._util.checks import check_count
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais._util.programs import program
 from numpyro_dais.model.density import ModelDensity
@@ -52,7 +53,12 @@ class PosteriorDraws(NamedTuple):
 
 
 def posterior_draws(
-    rng_key: jax.Array, problem: Problem, target: TracedTarget, samples: Any, num_draws: int
+    rng_key: jax.Array,
+    problem: Problem,
+    target: TracedTarget,
+    samples: Any,
+    num_draws: int,
+    num_chains: int | None = None,
 ) -> PosteriorDraws:
     """
     Returns posterior draws as positions: those given, checked, or by NUTS.
@@ -60,16 +66,27 @@ def posterior_draws(
     :param rng_key: the key of NUTS.
     :param problem: the problem.
     :param target: of the problem.
-    :param samples: values of the latent sites along a leading axis, or None.
+    :param samples: an ``MCMC`` object, values of the latent sites along a leading axis, or None.
     :param num_draws: how many draws NUTS is to give.
+    :param num_chains: of how many chains the values are; None for independent ones.
     """
     if isinstance(problem.guide, FLOW_GUIDES):
         raise NotImplementedError(
             f"Reverse chains cannot end at a {type(problem.guide).__name__}: they would have to invert the "
             "flow. Use AutoNormal or AutoMultivariateNormal."
         )
+    if num_chains is not None:
+        _check_num_chains(num_chains, samples)
+    if isinstance(samples, MCMC):
+        return _draws_of(samples, problem, target)
     if samples is not None:
-        return PosteriorDraws(_to_positions(problem, target, samples), None, (), 0)
+        positions = _to_positions(problem, target, samples)
+        if num_chains is not None and len(positions) % num_chains:
+            raise ValueError(
+                f"num_chains must divide the number of draws, {len(positions)}, since chains are equally long; got "
+                f"{num_chains}."
+            )
+        return PosteriorDraws(positions, num_chains, (), 0)
     if problem.potential_fn is not None:
         raise ValueError(
             "With potential_fn= the posterior draws have to be given: pass posterior_samples=."
@@ -80,6 +97,46 @@ def posterior_draws(
             "needs all the data at every step: pass posterior_samples=."
         )
     return _nuts_draws(rng_key, problem, num_draws)
+
+
+def _check_num_chains(num_chains: Any, samples: Any) -> None:
+    check_count("num_chains", num_chains, 1)
+    if samples is None or isinstance(samples, MCMC):
+        raise ValueError(
+            "num_chains= says of how many chains values in posterior_samples= are; an MCMC object knows its own. "
+            "Leave it out."
+        )
+
+
+def _draws_of(mcmc: MCMC, problem: Problem, target: TracedTarget) -> PosteriorDraws:
+    """The draws of chains that the user has run."""
+    if mcmc.last_state is None:
+        raise ValueError("posterior_samples= is an MCMC object without draws; call its run first.")
+    structure = target.tracing.structure
+    chains = mcmc.get_samples(group_by_chain=True)
+    if structure is not None:
+        chains = {name: x for name, x in chains.items() if name in structure.prototype}
+    samples = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chains)
+    positions = _to_positions(problem, target, samples)
+    return PosteriorDraws(positions, mcmc.num_chains, _notes(mcmc, chains), 0)
+
+
+def _notes(mcmc: MCMC, chains: Any) -> tuple[str, ...]:
+    """Why draws of chains should not be trusted."""
+    notes = []
+    if num_divergent := int(np.sum(mcmc.get_extra_fields().get("diverging", 0))):
+        notes.append(
+            f"NUTS had {num_divergent} divergent transitions, so its draws, and with them the upper bound, "
+            "may be wrong; reparametrise the model or give posterior_samples=."
+        )
+    leaves = [np.asarray(x) for x in jax.tree.leaves(chains)]
+    rhat = max(float(np.nanmax(gelman_rubin(x))) for x in leaves) if mcmc.num_chains > 1 else 1.0
+    if rhat > _RHAT_LIMIT:
+        notes.append(
+            f"NUTS has not converged (r-hat {rhat:.2f}, above {_RHAT_LIMIT}), so the upper bound is not to be "
+            "trusted; reparametrise the model or give posterior_samples=."
+        )
+    return tuple(notes)
 
 
 def _to_positions(problem: Problem, target: TracedTarget, samples: Any) -> jax.Array:
@@ -94,6 +151,7 @@ def _to_positions(problem: Problem, target: TracedTarget, samples: Any) -> jax.A
     if structure is None:
         return jax.vmap(make_target(problem).ravel_fn)(samples)
     names = set(structure.prototype)
+    samples = {name: x for name, x in samples.items() if name not in structure.deterministic}
     check_site_names("posterior_samples", set(samples), names)
     for name, shape in sorted(structure.shapes.items()):
         if jnp.shape(samples[name])[1:] != shape:
@@ -142,24 +200,11 @@ def _nuts_draws(rng_key: jax.Array, problem: Problem, num_draws: int) -> Posteri
     mcmc.warmup(rng_key, *problem.args, extra_fields=fields, collect_warmup=True, **problem.kwargs)
     num_gradients = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
     mcmc.run(mcmc.last_state.rng_key, *problem.args, extra_fields=fields, **problem.kwargs)
-    extra = mcmc.get_extra_fields()
-    num_gradients += int(np.sum(extra["num_steps"]))
+    num_gradients += int(np.sum(mcmc.get_extra_fields()["num_steps"]))
     density = ModelDensity(problem, inspect_model(problem))
     names = density.structure.prototype
     chains = {n: x for n, x in mcmc.get_samples(group_by_chain=True).items() if n in names}
-    rhat = max(float(np.nanmax(gelman_rubin(np.asarray(x)))) for x in chains.values())
-    notes = []
-    if num_divergent := int(np.sum(extra["diverging"])):
-        notes.append(
-            f"NUTS had {num_divergent} divergent transitions, so its draws, and with them the upper bound, "
-            "may be wrong; reparametrise the model or give posterior_samples=."
-        )
-    if rhat > _RHAT_LIMIT:
-        notes.append(
-            f"NUTS has not converged (r-hat {rhat:.2f}, above {_RHAT_LIMIT}), so the upper bound is not to be "
-            "trusted; reparametrise the model or give posterior_samples=."
-        )
     kept = {name: x[:, ::thinning] for name, x in chains.items()}
     samples = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
     positions = jax.vmap(density.to_position)(samples)
-    return PosteriorDraws(positions, _NUM_CHAINS, tuple(notes), num_gradients)
+    return PosteriorDraws(positions, _NUM_CHAINS, _notes(mcmc, chains), num_gradients)
