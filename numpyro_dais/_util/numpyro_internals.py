@@ -18,20 +18,13 @@ from numpyro.distributions.distribution import MaskedDistribution
 # The public `psis_diagnostic` wants a model and a guide; there are log weights here.
 from numpyro.infer.importance import _psis_khat as psis_khat
 
-# The handler of `potential_energy`, without which a density could not be split into prior and
-# likelihood.
-from numpyro.infer.util import _unconstrain_params as unconstrain_params
-
 __all__ = [
     "autoguide_posterior",
     "autoguide_sites",
     "batched_posterior",
-    "log_det_site",
     "mask_of",
     "posterior_fn",
     "psis_khat",
-    "site_of_log_det",
-    "unconstrain_params",
     "unpack_fn",
 ]
 
@@ -69,15 +62,3 @@ def unpack_fn(guide: Any) -> Callable[[jax.Array], dict[str, jax.Array]]:
 def mask_of(fn: MaskedDistribution) -> Any:
     """Returns the mask of a distribution, which nothing public shows."""
     return fn._mask
-
-
-def log_det_site(name: str) -> str:
-    """
-    Returns the name of the site where ``unconstrain_params`` records the log Jacobian of a site.
-    """
-    return f"_{name}_log_det"
-
-
-def site_of_log_det(name: str) -> str:
-    """Returns the inverse of :func:`log_det_site`."""
-    return name.removeprefix("_").removesuffix("_log_det")

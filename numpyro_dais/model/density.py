@@ -18,9 +18,9 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import potential_energy
 
-from numpyro_dais._util.numpyro_internals import log_det_site, site_of_log_det, unconstrain_params
 from numpyro_dais.model.inspection import ModelStructure, Trace, is_imputed, plates_of, unmasked
 from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.unconstrained import at_position, log_det_site, site_of_log_det
 
 __all__ = ["Layout", "ModelDensity", "Position", "make_layout", "total"]
 
@@ -119,7 +119,7 @@ class ModelDensity:
 
     def run(self, position: Position) -> Trace:
         """Returns the trace of the model at unconstrained values of its latent sites."""
-        model = unconstrain_params(self.model, position)
+        model = at_position(self.model, position)
         if self.structure.discrete:
             model = handlers.seed(model, jax.random.key(0))
         return self._trace(model)
