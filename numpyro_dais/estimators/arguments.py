@@ -62,18 +62,24 @@ def explain_keywords(
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """
     Returns a decorator of a constructor, which explains the keywords that it does not have: by the
-    word that was meant, or by why a keyword of another estimator has no meaning.
+    word that was meant, or by why a keyword of another estimator has no meaning. It also explains
+    arguments by position that must be named.
 
     :param reasons: why, by the keyword of another estimator.
     """
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:
-        known = [name for name in inspect.signature(init).parameters if name != "self"]
+        _, *parameters = inspect.signature(init).parameters.values()
+        known = [parameter.name for parameter in parameters]
+        unnamed = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
         @wraps(init)
         def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+            owner, values = type(args[0]).__name__, args[1:]
             for name in kwargs.keys() - known:
-                raise TypeError(_explain(type(args[0]).__name__, name, known, reasons))
+                raise TypeError(_explain(owner, name, known, reasons))
+            for value in values[len(unnamed) :]:
+                raise TypeError(_explain_position(owner, value, unnamed, known))
             init(*args, **kwargs)
 
         return checked
@@ -89,6 +95,15 @@ def _explain(owner: str, name: str, known: list[str], reasons: dict[str, str]) -
         meant = next(iter(difflib.get_close_matches(name, known, n=1)), None)
     hint = f"Did you mean {meant!r}?" if meant else f"It has {', '.join(known)}."
     return f"{owner} has no argument {name!r}. {hint}"
+
+
+def _explain_position(owner: str, value: Any, unnamed: list[str], known: list[str]) -> str:
+    allowed = f"{unnamed[0]} only" if unnamed else "nothing"
+    likely = [f"{name}=" for name in ("num_steps", "num_particles") if name in known]
+    return (
+        f"{owner} takes {allowed} by position, since numbers are easily mistaken for each other; got {value!r}. "
+        f"Name it: {' or '.join(likely)}, or another of {owner}'s keywords."
+    )
 
 
 @dataclass(frozen=True)

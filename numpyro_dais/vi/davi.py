@@ -19,6 +19,7 @@ from numpyro.infer.elbo import ELBO
 from numpyro_dais._util.checks import check_count, user_stack_level
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.weights import log_mean
+from numpyro_dais.estimators.arguments import explain_keywords
 from numpyro_dais.estimators.dais import DAIS
 from numpyro_dais.model.dynamics import check_dynamics, with_data_plate
 from numpyro_dais.model.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
@@ -127,8 +128,17 @@ class DAVI(ELBO):
     # Discrete sites marked for enumeration are summed out.
     can_infer_discrete = True
 
+    @explain_keywords(
+        vectorize_particles="particles always run side by side",
+        multi_sample_guide="every particle has a draw of the guide of its own",
+        guide="the guide is an argument of SVI",
+        plate="plates that hold every site are found without it",
+        preconditioner="the unit is that of the guide, or is learned with learn=('mass',)",
+        surrogate="only DAIS has surrogates",
+    )
     def __init__(
         self,
+        *,
         num_steps: int | None = None,
         num_particles: int = 1,
         step_size: Any = 0.1,
