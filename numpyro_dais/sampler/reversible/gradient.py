@@ -66,6 +66,7 @@ from numpyro_dais.sampler.reversible.passes import (
     forward_pass,
     is_close,
 )
+from numpyro_dais.sampler.reversible.reverse_only import reverse_only
 
 __all__ = ["OVERFLOW_NOTE", "Reversible", "run_reversible", "start_scale"]
 
@@ -161,7 +162,7 @@ def run_reversible(
         return _checked(rebuilt, saved), None, None
 
     chain.defvjp(chain_forward, chain_backward, symbolic_zeros=True)
-    end = chain(inputs, grid, rng_key)
+    end = chain(reverse_only(inputs), grid, rng_key)
     return end._replace(log_weight=state.log_weight + end.log_weight)
 
 
