@@ -94,7 +94,8 @@ def _to_positions(problem: Problem, target: TracedTarget, samples: Any) -> jax.A
     if structure is None:
         return jax.vmap(make_target(problem).ravel_fn)(samples)
     names = set(structure.prototype)
-    check_site_names("posterior_samples", set(samples), names)
+    remedy = "Pass the draws of each, as `mcmc.get_samples()` has them"
+    check_site_names("posterior_samples", set(samples), names, remedy)
     for name, shape in sorted(structure.shapes.items()):
         if jnp.shape(samples[name])[1:] != shape:
             raise ValueError(
