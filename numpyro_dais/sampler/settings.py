@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.checks import check_count, check_numbers
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.sampler.kernel import Step
 from numpyro_dais.sampler.mixture import Component, Mixture
@@ -19,6 +19,7 @@ from numpyro_dais.sampler.schedule import Schedule, interpolate, validate_betas
 __all__ = [
     "PartialSettings",
     "Settings",
+    "check_damping",
     "interpolate_settings",
     "load_settings",
     "make_settings",
@@ -143,8 +144,7 @@ def resolve_num_steps(num_steps: int | None, schedule: Any, default: int) -> int
     """Returns the number of steps, as given, that of the schedule, or the default."""
     if num_steps is None:
         return default if callable(schedule) else len(schedule)
-    check_count("num_steps", num_steps, 0)
-    return num_steps
+    return check_count("num_steps", num_steps, 0)
 
 
 def resolve_betas(schedule: Any, num_steps: int) -> Any:
@@ -203,18 +203,32 @@ def make_settings(
     if is_concrete(betas):
         betas = validate_betas(betas)
     num_steps = len(betas)
+    check_step_size(step_size)
+    check_damping(damping)
+    given_step_size, given_damping = step_size, damping
     step_size = _array(step_size)
     if step_size.ndim < 2:  # else for each element of a plate its own, as a pilot run finds them
         step_size = _one_per_step("step_size", step_size, num_steps)
     damping = _one_per_step("damping", damping, num_steps)
     if is_concrete(step_size):
-        _check_values("step_size", "positive", step_size, np.asarray(step_size) > 0)
+        _check_values("step_size", "positive", given_step_size, np.asarray(step_size) > 0)
     if is_concrete(damping):
         values = np.asarray(damping)
-        _check_values("damping", "in [0, 1)", damping, (values >= 0) & (values < 1))
+        _check_values("damping", "in [0, 1)", given_damping, (values >= 0) & (values < 1))
     if preconditioner is not None:
         preconditioner = _array(preconditioner)
     return Settings(_array(betas), step_size, damping, preconditioner, num_gradients)
+
+
+def check_step_size(step_size: Any) -> None:
+    """Raises an error unless a step size is made of numbers."""
+    remedy = "Leave it out of DAIS, HAIS or AIS to have it tuned."
+    check_numbers("step_size", step_size, remedy)
+
+
+def check_damping(damping: Any) -> None:
+    """Raises an error unless a damping is made of numbers."""
+    check_numbers("damping", damping, "Give numbers in [0, 1), or leave it out.")
 
 
 def interpolate_settings(
@@ -272,11 +286,14 @@ def _array(value: Any) -> jax.Array:
     return jax.device_put(np.asarray(value, jnp.result_type(float)))
 
 
-def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray) -> None:
+def _check_values(name: str, rule: str, given: Any, is_valid: np.ndarray) -> None:
+    """
+    Raises an error that shows the first bad value as it was given, before it was rounded.
+    """
+    values = np.broadcast_to(np.asarray(given), is_valid.shape)
     is_valid = is_valid & np.isfinite(values)
     if not is_valid.all():
-        value = np.asarray(values)[~is_valid][0]
-        raise ValueError(f"{name} must be finite and {rule}; got {value}.")
+        raise ValueError(f"{name} must be finite and {rule}; got {values[~is_valid][0]!s}.")
 
 
 def _by_step(preconditioner: jax.Array, num_steps: int, num_dims: int) -> jax.Array:
