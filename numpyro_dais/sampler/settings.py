@@ -4,6 +4,7 @@
 """The settings of a chain: everything that is fixed before the run."""
 
 from collections.abc import Callable
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,9 @@ __all__ = [
     "resolve_betas",
     "resolve_num_steps",
 ]
+
+# The end of the names of NumPy's files.
+_SUFFIX = ".npz"
 
 
 class Settings(NamedTuple):
@@ -85,13 +89,14 @@ class Settings(NamedTuple):
         """
         Writes the settings to a file, from which :func:`load_settings` reads them.
 
-        :param path: of the file, in NumPy's ``npz`` format.
+        :param path: of the file, in NumPy's ``npz`` format; with ``.npz`` at the end of its name,
+            which is added if it is not there.
         """
         arrays: dict[str, Any] = {
             "/".join(str(getattr(key, "name", key)) for key in keys): np.asarray(leaf)
             for keys, leaf in jax.tree_util.tree_leaves_with_path(self)
         }
-        np.savez(path, **arrays)
+        np.savez(path, **arrays)  # adds the suffix
 
     def of_chain(self) -> "Settings":
         """Returns what a compiled chain depends on, and nothing that would compile it again."""
@@ -162,9 +167,9 @@ def load_settings(path: Any) -> Settings:
     """
     Returns settings that :meth:`Settings.save` has written.
 
-    :param path: of the file.
+    :param path: of the file, with or without the ``.npz`` that :meth:`Settings.save` adds.
     """
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(_find_file(path), allow_pickle=False) as file:
         arrays = dict(file)
     if "betas" not in arrays:
         raise ValueError(
@@ -186,6 +191,22 @@ def load_settings(path: Any) -> Settings:
         return Settings(**floats, **counts)
     start = Mixture(jnp.asarray(order), Component(**component), **mixture)
     return Settings(**floats, **counts, start=start)
+
+
+def _find_file(path: Any) -> Any:
+    """Returns the file that NumPy has written for a path; an open file as it is."""
+    if hasattr(path, "read"):
+        return path
+    names = [os.fspath(path)]
+    if not names[0].endswith(_SUFFIX):
+        names.insert(0, names[0] + _SUFFIX)
+    for name in names:
+        if os.path.isfile(name):
+            return name
+    raise FileNotFoundError(
+        f"There is no file of settings {' or '.join(repr(name) for name in names)}. Write it with Settings.save, or "
+        "give another path."
+    )
 
 
 def make_settings(
