@@ -114,7 +114,7 @@ def training(vae: Vae, images: jax.Array, args: argparse.Namespace) -> None:
     variants = {
         "VAE": Variant(Trace_ELBO()),
         iwae: Variant(RenyiELBO(num_particles=K * S)),
-        f"DAVI without steps, {K * S} samples": Variant(DAVI(0, K * S)),
+        f"DAVI without steps, {K * S} samples": Variant(DAVI(num_steps=0, num_particles=K * S)),
         "DAVI": Variant(davi),
         "DAVI, schedule learned": Variant(make(memory="products", learn=("schedule",))),
         "+ memory: all kept (plain)": Variant(make(memory="plain")),

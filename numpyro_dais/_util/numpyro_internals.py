@@ -20,21 +20,14 @@ from numpyro.distributions.distribution import MaskedDistribution
 # The public `psis_diagnostic` wants a model and a guide; there are log weights here.
 from numpyro.infer.importance import _psis_khat as psis_khat
 
-# The handler of `potential_energy`, without which a density could not be split into prior and
-# likelihood.
-from numpyro.infer.util import _unconstrain_params as unconstrain_params
-
 __all__ = [
     "autoguide_posterior",
     "autoguide_sites",
     "batched_posterior",
     "hidden_site",
-    "log_det_site",
     "mask_of",
     "posterior_fn",
     "psis_khat",
-    "site_of_log_det",
-    "unconstrain_params",
     "unpack_fn",
 ]
 
@@ -87,15 +80,3 @@ def hidden_site() -> str | None:
             return msg["name"] if msg["type"] == "sample" else None
         frame = frame.f_back
     return None
-
-
-def log_det_site(name: str) -> str:
-    """
-    Returns the name of the site where ``unconstrain_params`` records the log Jacobian of a site.
-    """
-    return f"_{name}_log_det"
-
-
-def site_of_log_det(name: str) -> str:
-    """Returns the inverse of :func:`log_det_site`."""
-    return name.removeprefix("_").removesuffix("_log_det")

@@ -4,7 +4,7 @@
 """Compiled functions that objects share."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import jax
@@ -38,14 +38,19 @@ def program(
 
     def decorate(fn: Callable[..., T]) -> Callable[..., T]:
         thorough = jax.jit(fn, static_argnames=static_argnames)
-        brief = jax.jit(fn, static_argnames=static_argnames, compiler_options=_BRIEF)
+
+        @cache
+        def brief() -> Callable[..., T]:
+            options = _known_options()
+            return jax.jit(fn, static_argnames=static_argnames, compiler_options=options)
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> T:
             if not is_concrete((args, kwargs)):
                 return thorough(*args, **kwargs)  # options are for outermost programs only
             with interrupts_held():
-                return (brief if is_brief and _may_be_brief() else thorough)(*args, **kwargs)
+                compiled = brief() if is_brief and _may_be_brief() else thorough
+                return compiled(*args, **kwargs)
 
         return call
 
@@ -56,3 +61,21 @@ def _may_be_brief() -> bool:
     """Returns whether options are ours to choose: on a CPU, unless optimisations are off anyway."""
     is_quick_already = jax.config.read("jax_disable_most_optimizations")
     return jax.default_backend() == "cpu" and not is_quick_already
+
+
+@cache
+def _known_options() -> dict[str, Any]:
+    """
+    Returns the options that this jaxlib knows: XLA drops and renames them, and refuses others.
+    """
+    if _is_known(_BRIEF):
+        return _BRIEF
+    return {name: value for name, value in _BRIEF.items() if _is_known({name: value})}
+
+
+def _is_known(options: dict[str, Any]) -> bool:
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

@@ -8,21 +8,30 @@ from dataclasses import dataclass
 import difflib
 from functools import wraps
 import inspect
-import math
 from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
 from numpyro.distributions import Distribution, constraints
 
-from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.checks import (
+    check_count,
+    check_number,
+    check_optional_count,
+    with_article,
+)
 from numpyro_dais.model.guide import check_guide
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.sampler.loop import Memory
 from numpyro_dais.sampler.reversible.fixed_point import Ratio, rational_damping
-from numpyro_dais.sampler.schedule import Schedule, linear
-from numpyro_dais.sampler.settings import PartialSettings, Settings, resolve_num_steps
-from numpyro_dais.tuning.goal import DEFAULT_DAMPING
+from numpyro_dais.sampler.schedule import Schedule, linear, resolve_schedule
+from numpyro_dais.sampler.settings import (
+    PartialSettings,
+    Settings,
+    check_damping,
+    resolve_num_steps,
+)
+from numpyro_dais.tuning.goal import DEFAULT_BUDGET, DEFAULT_DAMPING, DEFAULT_TARGET_ERROR
 
 __all__ = [
     "ChainArguments",
@@ -62,18 +71,24 @@ def explain_keywords(
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """
     Returns a decorator of a constructor, which explains the keywords that it does not have: by the
-    word that was meant, or by why a keyword of another estimator has no meaning.
+    word that was meant, or by why a keyword of another estimator has no meaning. It also explains
+    arguments by position that must be named.
 
     :param reasons: why, by the keyword of another estimator.
     """
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:
-        known = [name for name in inspect.signature(init).parameters if name != "self"]
+        _, *parameters = inspect.signature(init).parameters.values()
+        known = [parameter.name for parameter in parameters]
+        unnamed = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
         @wraps(init)
         def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+            owner, values = type(args[0]).__name__, args[1:]
             for name in kwargs.keys() - known:
-                raise TypeError(_explain(type(args[0]).__name__, name, known, reasons))
+                raise TypeError(_explain(owner, name, known, reasons))
+            for value in values[len(unnamed) :]:
+                raise TypeError(_explain_position(owner, value, unnamed, known))
             init(*args, **kwargs)
 
         return checked
@@ -89,6 +104,15 @@ def _explain(owner: str, name: str, known: list[str], reasons: dict[str, str]) -
         meant = next(iter(difflib.get_close_matches(name, known, n=1)), None)
     hint = f"Did you mean {meant!r}?" if meant else f"It has {', '.join(known)}."
     return f"{owner} has no argument {name!r}. {hint}"
+
+
+def _explain_position(owner: str, value: Any, unnamed: list[str], known: list[str]) -> str:
+    allowed = f"{unnamed[0]} only" if unnamed else "nothing"
+    likely = [f"{name}=" for name in ("num_steps", "num_particles") if name in known]
+    return (
+        f"{owner} takes {allowed} by position, since numbers are easily mistaken for each other; got {value!r}. "
+        f"Name it: {' or '.join(likely)}, or another of {owner}'s keywords."
+    )
 
 
 @dataclass(frozen=True)
@@ -173,8 +197,10 @@ def resolve_chain(
         check_only_settings(settings, num_steps, step_size, damping, schedule, preconditioner)
     others = (step_size, damping, schedule, preconditioner, settings)
     is_free = all(argument is None for argument in others)
+    num_steps = check_optional_count("num_steps", num_steps, min_steps)
     damping = DEFAULT_DAMPING if damping is None else damping
-    schedule = linear if schedule is None else schedule
+    check_damping(damping)
+    schedule = linear if schedule is None else resolve_schedule(schedule)
     ratio = None
     if memory == "reversible":
         damping, ratio = rational_damping(damping if settings is None else settings.damping)
@@ -210,7 +236,6 @@ def check_islands(
     :param refused: values of ``plate``, ``minibatch`` and ``surrogate``, which do not go with
         resampling.
     """
-    check_count("num_islands", num_islands, 1)
     betas = np.atleast_1d(np.asarray(resample_at, np.float64))
     is_good = betas.ndim == 1 and np.all((betas > 0) & (betas < 1)) and np.all(np.diff(betas) > 0)
     if not is_good:
@@ -279,37 +304,41 @@ def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any
             support = support.base_constraint
         if not (support is constraints.real or support is constraints.real_vector):
             raise ValueError(
-                f"A start for potential_fn= must have all reals as its support; a {type(fn).__name__} has "
+                f"A start for potential_fn= must have all reals as its support; {with_article(type(fn).__name__)} has "
                 f"{support}. Change variables, or write a NumPyro model, where this is done for you."
             )
 
 
-def check_goal(target_error: Any, budget: Any, is_complete: bool) -> None:
+def check_goal(target_error: Any, budget: Any, is_complete: bool) -> tuple[float, int]:
     """
-    Raises an error unless these can be a wanted error and a number of gradients, for a self-tuned
-    run.
+    Returns the wanted error and the number of gradients of a self-tuned run, defaults filled in, or
+    says what is wrong with them.
     """
     if is_complete and (target_error is not None or budget is not None):
         raise ValueError(
             "target_error= and budget= are for self-tuned runs; step_size= or settings= leave nothing to tune. "
             "Give num_steps= and num_particles= instead."
         )
-    if target_error is not None and not (math.isfinite(target_error) and target_error > 0):
-        raise ValueError(f"target_error must be positive, in nats; got {target_error}.")
-    if budget is not None:
-        check_count("budget", budget, MIN_BUDGET)
+    if target_error is None:
+        target_error = DEFAULT_TARGET_ERROR
+    rule = f"positive, in nats ({DEFAULT_TARGET_ERROR} if left out)"
+    target_error = check_number("target_error", target_error, rule, lambda value: value > 0)
+    budget = DEFAULT_BUDGET if budget is None else budget
+    return target_error, check_count("budget", budget, MIN_BUDGET)
 
 
-def check_anchors(anchor_every: Any, memory: str) -> None:
-    """Raises an error unless states may be stored every so many steps in this memory mode."""
+def check_anchors(anchor_every: Any, memory: str) -> int | None:
+    """
+    Returns how often states are stored, or raises an error unless they may be in this memory mode.
+    """
     if anchor_every is None:
-        return
-    check_count("anchor_every", anchor_every, 1)
+        return None
     if memory != "reversible":
         raise ValueError(
             f"anchor_every= has no meaning with memory={memory!r}; leave it out, or use "
             "memory='reversible'."
         )
+    return check_count("anchor_every", anchor_every, 1)
 
 
 def check_only_settings(settings: Any, *others: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro.distributions import Distribution
 
-from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.checks import check_count, check_number, check_optional_count
 from numpyro_dais.estimators.arguments import (
     ChainArguments,
     Integrand,
@@ -108,6 +108,8 @@ class ImportanceSampling(Estimator):
     ) -> None:
         integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
         chain = resolve_chain(0, 1.0, None, None, None, None)
+        num_particles = check_optional_count("num_particles", num_particles, 1)
+        chunk_size = check_optional_count("chunk_size", chunk_size, 1)
         super().__init__(integrand, chain, num_particles, RunConfig(chunk_size=chunk_size))
 
 
@@ -127,8 +129,11 @@ class _Corrected(Estimator):
         chunk_size: int | None,
         progress_bar: bool,
     ) -> None:
-        if not 0 < target_acceptance < 1:
-            raise ValueError(f"target_acceptance must lie in (0, 1); got {target_acceptance}.")
+        num_particles = check_optional_count("num_particles", num_particles, 1)
+        chunk_size = check_optional_count("chunk_size", chunk_size, 1)
+        target_acceptance = check_number(
+            "target_acceptance", target_acceptance, "a number in (0, 1)", lambda x: 0 < x < 1
+        )
         if adaptation not in get_args(Adaptation):
             raise ValueError(f"adaptation must be 'pilot' or 'online'; got {adaptation!r}.")
         if adaptation == "online":
@@ -291,7 +296,7 @@ class AIS(_Corrected):
         chunk_size: int | None = None,
         progress_bar: bool = False,
     ) -> None:
-        check_count("num_leapfrog", num_leapfrog, 1)
+        num_leapfrog = check_count("num_leapfrog", num_leapfrog, 1)
         integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
         damping = 0.0 if settings is None else None
         chain = resolve_chain(

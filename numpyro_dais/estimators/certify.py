@@ -10,6 +10,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dais._util.checks import check_count
 from numpyro_dais._util.programs import program
 from numpyro_dais.estimators.runner import RunConfig, run, run_reverse
 from numpyro_dais.model.problem import Problem
@@ -43,6 +44,7 @@ def certificate(
     """
     if problem.model is None:
         raise ValueError("certify simulates data from a model; potential_fn= has none.")
+    num_datasets = check_count("num_datasets", num_datasets, 2)
     simulated = _trace_simulated(rng_key, problem, target)
     bounds = _bounds(
         random.split(rng_key, num_datasets),

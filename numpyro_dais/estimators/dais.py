@@ -10,6 +10,7 @@ import jax
 
 from numpyro.distributions import Distribution
 
+from numpyro_dais._util.checks import check_count, check_optional_count
 from numpyro_dais.estimators.arguments import (
     Integrand,
     check_anchors,
@@ -29,7 +30,7 @@ from numpyro_dais.sampler.kernel import UNCORRECTED
 from numpyro_dais.sampler.loop import Memory, check_memory
 from numpyro_dais.sampler.schedule import Schedule
 from numpyro_dais.sampler.settings import Settings
-from numpyro_dais.tuning.goal import DEFAULT_BUDGET, DEFAULT_TARGET_ERROR, Goal
+from numpyro_dais.tuning.goal import Goal
 from numpyro_dais.tuning.tuner import tune_all
 
 __all__ = ["DAIS"]
@@ -68,8 +69,9 @@ class DAIS(Estimator):
     :param step_size: :math:`\eta`, a number or one per step. Left out, :meth:`tune` finds it.
     :param damping: :math:`\gamma` in [0, 1), a number or one per step; 0 refreshes the momentum
         fully.
-    :param schedule: a function of the number of steps (:mod:`numpyro_dais.sampler.schedule`), or
-        the inverse temperatures themselves, increasing and ending in 1.
+    :param schedule: ``"linear"``, ``"sigmoid"`` or ``"power"``; a function of the number of steps
+        (:mod:`numpyro_dais.sampler.schedule`); or the inverse temperatures themselves, increasing
+        and ending in 1.
     :param preconditioner: :math:`L` with :math:`M^{-1} = L L^\top`: a diagonal ``[num_dims]`` or a
         lower triangular ``[num_dims, num_dims]``, with a leading axis of length :math:`K` to change
         it along the chain. Unconstrained values are in alphabetical order of the sites.
@@ -161,14 +163,16 @@ class DAIS(Estimator):
         chunk_size: int | None = None,
         progress_bar: bool = False,
     ) -> None:
+        num_particles = check_optional_count("num_particles", num_particles, 1)
+        num_islands = check_count("num_islands", num_islands, 1)
         refused = {"plate": plate, "minibatch": minibatch, "surrogate": surrogate}
         resample_at = check_islands(
             resample_at, num_islands, num_steps, num_particles, memory, refused
         )
         integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
-        check_goal(target_error, budget, step_size is not None or settings is not None)
+        is_complete = step_size is not None or settings is not None
+        target_error, budget = check_goal(target_error, budget, is_complete)
         check_memory(memory, UNCORRECTED)
-        check_anchors(anchor_every, memory)
         batches = check_dynamics(minibatch, surrogate, memory, plate, model is not None)
         chain = resolve_chain(
             num_steps, step_size, damping, schedule, preconditioner, settings, memory
@@ -176,8 +180,8 @@ class DAIS(Estimator):
         config = RunConfig(
             memory=memory,
             ratio=chain.ratio,
-            anchor_every=anchor_every,
-            chunk_size=chunk_size,
+            anchor_every=check_anchors(anchor_every, memory),
+            chunk_size=check_optional_count("chunk_size", chunk_size, 1),
             bar_title=type(self).__name__ if progress_bar else None,
             resample_at=resample_at,
             num_islands=num_islands if resample_at else 1,
@@ -186,8 +190,8 @@ class DAIS(Estimator):
         self._goal = Goal(
             chain.given_steps,
             num_particles,
-            DEFAULT_TARGET_ERROR if target_error is None else target_error,
-            DEFAULT_BUDGET if budget is None else budget,
+            target_error,
+            budget,
             is_start_free=not (integrand.is_start_given or keep_start),
         )
         if batches is not None:

@@ -18,7 +18,6 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import potential_energy
 
-from numpyro_dais._util.numpyro_internals import log_det_site, site_of_log_det, unconstrain_params
 from numpyro_dais.model.inspection import (
     ModelStructure,
     Trace,
@@ -28,6 +27,7 @@ from numpyro_dais.model.inspection import (
     unmasked,
 )
 from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.unconstrained import at_position, log_det_site, site_of_log_det
 
 __all__ = ["Layout", "ModelDensity", "Position", "make_layout", "total"]
 
@@ -128,7 +128,7 @@ class ModelDensity:
         """Returns the trace of the model at unconstrained values of its latent sites."""
         # A model may index its values with traced numbers, which NumPy arrays do not bear.
         position = {name: jnp.asarray(value) for name, value in position.items()}
-        model = unconstrain_params(self.model, position)
+        model = at_position(self.model, position)
         if self.structure.discrete:
             model = handlers.seed(model, jax.random.key(0))
         return self._trace(model)

@@ -27,6 +27,7 @@ from numpyro.distributions import (
 )
 from numpyro.infer import autoguide
 
+from numpyro_dais._util.checks import with_article
 from numpyro_dais._util.numpyro_internals import (
     autoguide_posterior,
     autoguide_sites,
@@ -100,12 +101,12 @@ def check_guide(guide: Any, guide_params: dict | None) -> None:
         for kind, reason in _WITHOUT_DENSITY.items():
             if isinstance(piece, kind):
                 raise NotImplementedError(
-                    f"A {type(piece).__name__} cannot start a chain: {reason}. Use AutoNormal, "
+                    f"A chain cannot start at {with_article(type(piece).__name__)}: {reason}. Use AutoNormal, "
                     "AutoMultivariateNormal or another guide with a density."
                 )
         if piece is not guide and isinstance(piece, FLOW_GUIDES):
             raise NotImplementedError(
-                f"A {type(piece).__name__} inside an AutoGuideList cannot start a chain, since chains run "
+                f"A chain cannot start at {with_article(type(piece).__name__)} inside an AutoGuideList, since it runs "
                 "in the noise space of a flow. Use it as the guide of the whole model."
             )
     if guide_params is None:

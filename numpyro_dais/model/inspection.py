@@ -28,6 +28,7 @@ from numpyro_dais.model.problem import Problem
 
 __all__ = [
     "NO_DATA_NOTE",
+    "NUMPY_ERRORS",
     "ModelStructure",
     "Trace",
     "base_of",
@@ -58,6 +59,10 @@ NO_DATA_NOTE = (
 # An unconstrained value of every site where any would do; an odd one, at which no two supports
 # agree by chance.
 _ANYWHERE = 0.3719
+
+
+# Raised where a model hands a traced value to NumPy, as an argument or as an index.
+NUMPY_ERRORS = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
 
 
 class ModelStructure(NamedTuple):
@@ -119,7 +124,7 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
 
     :param problem: a problem with a model.
     """
-    trace = trace_model(problem, random.key(0))
+    trace = trace_model(problem, random.key(0), is_whole=True)
     _check_parameters(trace, problem)
     _check_plates(trace, problem)
     samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
@@ -167,31 +172,46 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
     return structure, trace
 
 
-def trace_model(problem: Problem, rng_key: jax.Array) -> Trace:
+def trace_model(problem: Problem, rng_key: jax.Array, is_whole: bool = False) -> Trace:
     """
     Returns the sites of one seeded run of the problem's model.
 
     :param problem: a problem with a model.
     :param rng_key: a JAX random key.
+    :param is_whole: whether the run needs all elements of plates, but for those of which the
+        problem has a mini-batch.
     """
     seeded = handlers.seed(problem.prepared_model, rng_key)
     model = handlers.substitute(seeded, substitute_fn=_value_if_improper)
-    trace: Trace = handlers.trace(model).get_trace(*problem.args, **problem.kwargs)
+    trace: Trace
+    with handlers.trace() as trace:
+        try:
+            model(*problem.args, **problem.kwargs)
+        except NUMPY_ERRORS as error:
+            if is_whole:
+                _check_plates(trace, problem)
+            for name in subsampled_plates(trace):
+                raise ValueError(
+                    f"Plate {name!r} is subsampled, and NumPy cannot take the elements of a mini-batch, which JAX "
+                    "traces. Make the data that the model indexes a JAX array first: y = jnp.asarray(y)."
+                ) from error
+            raise
     return trace
 
 
-def check_site_names(what: str, given: set[str], expected: set[str]) -> None:
+def check_site_names(what: str, given: set[str], expected: set[str], remedy: str) -> None:
     """
     Raises an error unless both sets hold the same site names.
 
     :param what: what the names were given in, to begin the message with.
     :param given: the names that are there.
     :param expected: the names that should be.
+    :param remedy: how to make up for those that are missing, a sentence without its full stop.
     """
     if missing := sorted(expected - given):
         raise ValueError(
             f"{what} must cover every latent site of the model; it misses {missing} "
-            f"(the model has {sorted(expected)}). Add a distribution for each."
+            f"(the model has {sorted(expected)}). {remedy}."
         )
     if unknown := sorted(given - expected):
         raise ValueError(

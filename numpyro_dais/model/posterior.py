@@ -152,7 +152,8 @@ def _to_positions(problem: Problem, target: TracedTarget, samples: Any) -> jax.A
         return jax.vmap(make_target(problem).ravel_fn)(samples)
     names = set(structure.prototype)
     samples = {name: x for name, x in samples.items() if name not in structure.deterministic}
-    check_site_names("posterior_samples", set(samples), names)
+    remedy = "Pass the draws of each, as `mcmc.get_samples()` has them"
+    check_site_names("posterior_samples", set(samples), names, remedy)
     for name, shape in sorted(structure.shapes.items()):
         if jnp.shape(samples[name])[1:] != shape:
             raise ValueError(

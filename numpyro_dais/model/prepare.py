@@ -40,6 +40,13 @@ class Preparation:
         self._subsampled_sizes = _OncePerShape(subsampled_sizes)
         self._targets = _OncePerShape(_trace_without_leaves)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns nothing: what is known is found again, and jaxprs cannot be pickled."""
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
     def target(self, problem: Problem, rng_key: jax.Array) -> TracedTarget:
         """
         Returns what chains see of a problem, or raises the errors of a bad one.

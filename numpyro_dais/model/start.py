@@ -13,12 +13,15 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import Distribution
 
+from numpyro_dais._util.checks import with_article
 from numpyro_dais.model.density import ModelDensity, Position
 from numpyro_dais.model.guide import Draw, Part, guide_part, pieces_of, traced_part
 from numpyro_dais.model.inspection import Trace, check_site_names
 from numpyro_dais.model.problem import Problem
 
 __all__ = ["Start", "make_start"]
+
+_ADD_TO_START = "Add a distribution for each"
 
 
 class Start(NamedTuple):
@@ -42,18 +45,20 @@ def make_start(problem: Problem, density: ModelDensity) -> Start:
     """
     if problem.guide is not None:
         parts = [guide_part(piece, problem, density) for piece in pieces_of(problem.guide)]
-        return _combine(parts, density, "The guide")
+        return _combine(parts, density, "The guide", "Give it a sample site for each")
     if isinstance(problem.start, str):
         return Start(density.sample, density.log_prior)
     if isinstance(problem.start, Distribution):
         if len(density.structure.prototype) > 1:
             return _vector_start(problem.start, density)
         (name,) = density.structure.prototype
-        return _combine([_distributions_part({name: problem.start}, density)], density, "start=")
-    return _combine([_distributions_part(problem.start, density)], density, "start=")
+        distributions = {name: problem.start}
+    else:
+        distributions = problem.start
+    return _combine([_distributions_part(distributions, density)], density, "start=", _ADD_TO_START)
 
 
-def _combine(parts: list[Part], density: ModelDensity, what: str) -> Start:
+def _combine(parts: list[Part], density: ModelDensity, what: str, remedy: str) -> Start:
     def draw(rng_key: jax.Array) -> Draw:
         keys = random.split(rng_key, len(parts))
         draws = [part.sample_fn(key) for part, key in zip(parts, keys, strict=True)]
@@ -61,7 +66,8 @@ def _combine(parts: list[Part], density: ModelDensity, what: str) -> Start:
         return Draw(position, {name: x for d in draws for name, x in d.values.items()})
 
     names = jax.eval_shape(draw, random.key(0))
-    check_site_names(what, {*names.position, *names.values}, set(density.structure.prototype))
+    given = {*names.position, *names.values}
+    check_site_names(what, given, set(density.structure.prototype), remedy)
 
     def sample_fn(rng_key: jax.Array) -> Position:
         position, values = draw(rng_key)
@@ -96,7 +102,7 @@ def _vector_start(start: Distribution, density: ModelDensity) -> Start:
 
 def _distributions_part(start: dict[str, Distribution], density: ModelDensity) -> Part:
     """Distributions over the constrained values of sites, broadcast to the sites' shapes."""
-    check_site_names("start=", set(start), set(density.structure.prototype))
+    check_site_names("start=", set(start), set(density.structure.prototype), _ADD_TO_START)
     sites = density.run(density.structure.prototype)
 
     def broadcast(name: str) -> Distribution:
@@ -109,8 +115,8 @@ def _distributions_part(start: dict[str, Distribution], density: ModelDensity) -
         except ValueError:
             pass
         raise ValueError(
-            f"start={{{name!r}: ...}} must fit the site's shape {jnp.shape(value)}; got a "
-            f"{type(start[name]).__name__} of shape {start[name].shape()}."
+            f"start={{{name!r}: ...}} must fit the site's shape {jnp.shape(value)}; got "
+            f"{with_article(type(start[name]).__name__)} of shape {start[name].shape()}."
         )
 
     fns = {name: broadcast(name) for name in start}

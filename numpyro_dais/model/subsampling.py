@@ -17,6 +17,7 @@ import warnings
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+import numpy as np
 
 import numpyro
 from numpyro import handlers
@@ -86,6 +87,7 @@ def find_data_plate(problem: Problem, option: str) -> DataPlate | None:
     :param problem: a problem with a model; it is traced, not computed.
     :param option: what the user asked for, to begin messages with.
     """
+    problem = _with_jax_arrays(problem)
     trace: Trace = {}
 
     def collect() -> None:
@@ -119,6 +121,7 @@ def subsampled_sizes(problem: Problem) -> dict[str, tuple[int, int]]:
 
     :param problem: a problem with a model; it is traced, not computed.
     """
+    problem = _with_jax_arrays(problem)
     sizes: dict[str, tuple[int, int]] = {}
 
     def collect() -> Any:
@@ -238,6 +241,11 @@ def full_likelihood(density: ModelDensity, plate: DataPlate) -> LikelihoodFn:
         return outside + total(lax.map(chunk, elements))
 
     return likelihood_fn
+
+
+def _with_jax_arrays(problem: Problem) -> Problem:
+    """Returns the problem with arguments that a mini-batch, which is traced, may be taken of."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, problem)
 
 
 def _check_sites(plate: str, trace: Trace, option: str) -> None:

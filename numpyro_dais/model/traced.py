@@ -34,6 +34,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.model.guide import pieces_of, seeded_trace, set_up
 from numpyro_dais.model.inspection import (
+    NUMPY_ERRORS,
     ModelStructure,
     Trace,
     inspect_run,
@@ -273,6 +274,12 @@ def explained_errors() -> Any:
             "The model's Python control flow depends on the value of a latent site or of an array "
             "argument, which JAX cannot trace. Use `jnp.where`, `lax.cond` or "
             "`numpyro.contrib.control_flow.cond`; pass sizes as Python ints."
+        ) from error
+    except NUMPY_ERRORS as error:
+        raise ValueError(
+            "The model hands the value of a latent site or of an array argument to NumPy, as an argument or as an "
+            "index, which JAX cannot trace. Use `jax.numpy`, and make arrays that are indexed JAX arrays: "
+            "jnp.asarray(x)."
         ) from error
 
 

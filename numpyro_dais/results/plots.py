@@ -117,10 +117,9 @@ def plot_evidence(evidence: Evidence) -> Any:
     :param evidence: the result of an estimator, without a plate.
     """
     check_evidences("plot_evidence", {evidence.method: evidence}, least=1)
-    plt = _pyplot()
     settings = evidence.settings
     if settings.num_steps:
-        figure, axes = plt.subplots(2, 2, figsize=(9.0, 5.6), layout="constrained")
+        figure, axes = _panels(2, height=5.6)
         _draw_schedule(axes[0, 0], settings)
         _draw_step_size(axes[0, 1], settings)
         if evidence.acceptance is None:
@@ -131,9 +130,9 @@ def plot_evidence(evidence: Evidence) -> Any:
             _draw_acceptance(axes[1, 0], np.asarray(evidence.acceptance))
         _draw_weights(axes[1, 1], evidence)
     else:
-        figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
-        _draw_start(axes[0], evidence)
-        _draw_weights(axes[1], evidence)
+        figure, axes = _panels(1, height=3.2)
+        _draw_start(axes[0, 0], evidence)
+        _draw_weights(axes[0, 1], evidence)
     figure.suptitle(f"{evidence.method}: log evidence {estimate(evidence)}", fontweight="bold")
     if evidence.warnings:
         lines = [textwrap.fill(f"Warning: {fault}", 125) for fault in evidence.warnings]
@@ -252,7 +251,20 @@ def _note(ax: Any, x: float, text: str, y: float = 0.95, **kwargs: Any) -> None:
     ax.text(x, y, text, transform=ax.transAxes, va="top", fontsize="small", color=_DARK, **kwargs)
 
 
+def _panels(num_rows: int, height: float) -> tuple[Any, Any]:
+    """Returns a figure that pyplot does not know, and its axes in rows of two."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(
+        num_rows, 2, figsize=(9.0, height), layout="constrained", squeeze=False
+    )
+    # A notebook shows what a cell returns, and then all figures of pyplot: this one, too. Made by
+    # pyplot nevertheless, which teaches a new notebook how figures are shown.
+    plt.close(figure)
+    return figure, axes
+
+
 def _axes(ax: Any, num_rows: int) -> Any:
+    """Returns the axes, or new ones in a figure of pyplot: a notebook shows no axes."""
     if ax is not None:
         return ax
     _, ax = _pyplot().subplots(figsize=(6.4, 1.2 + 0.4 * num_rows), layout="constrained")

@@ -15,12 +15,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from numpyro_dais._util.checks import are_numbers
+
 __all__ = [
     "Schedule",
     "fourth_root_step_size",
     "interpolate",
     "linear",
     "power",
+    "resolve_schedule",
     "sigmoid",
     "validate_betas",
 ]
@@ -72,6 +75,29 @@ def sigmoid(num_steps: int, steepness: float = 4.0) -> NDArray[np.float64]:
     levels = 1 / (1 + np.exp(-steepness * (2 * np.append(0.0, linear(num_steps)) - 1)))
     betas: NDArray[np.float64] = (levels[1:] - levels[0]) / (levels[-1] - levels[0])
     return betas
+
+
+_NAMED: dict[str, Schedule] = {"linear": linear, "sigmoid": sigmoid, "power": power}
+
+
+def resolve_schedule(schedule: Any) -> Any:
+    """
+    Returns the schedule of a name, or the schedule itself: a function or inverse temperatures.
+
+    :param schedule: what the user asked for.
+
+    >>> resolve_schedule("linear")(2).tolist()
+    [0.5, 1.0]
+    """
+    if isinstance(schedule, str) and schedule in _NAMED:
+        return _NAMED[schedule]
+    if callable(schedule) or (are_numbers(schedule) and np.ndim(schedule) > 0):
+        return schedule
+    names = ", ".join(repr(name) for name in _NAMED)
+    raise ValueError(
+        f"schedule must be one of {names}, a function of the number of steps, or the inverse temperatures "
+        f"themselves, one per step and ending in 1; got {schedule!r}."
+    )
 
 
 def fourth_root_step_size(num_steps: int, scale: float = 0.08) -> float:

@@ -4,13 +4,14 @@
 """The settings of a chain: everything that is fixed before the run."""
 
 from collections.abc import Callable
+import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.checks import check_count, check_numbers
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.sampler.kernel import Step
 from numpyro_dais.sampler.mixture import Component, Mixture
@@ -19,6 +20,7 @@ from numpyro_dais.sampler.schedule import Schedule, interpolate, validate_betas
 __all__ = [
     "PartialSettings",
     "Settings",
+    "check_damping",
     "interpolate_settings",
     "load_settings",
     "make_settings",
@@ -26,6 +28,9 @@ __all__ = [
     "resolve_betas",
     "resolve_num_steps",
 ]
+
+# The end of the names of NumPy's files.
+_SUFFIX = ".npz"
 
 
 class Settings(NamedTuple):
@@ -86,13 +91,14 @@ class Settings(NamedTuple):
         """
         Writes the settings to a file, from which :func:`load_settings` reads them.
 
-        :param path: of the file, in NumPy's ``npz`` format.
+        :param path: of the file, in NumPy's ``npz`` format; with ``.npz`` at the end of its name,
+            which is added if it is not there.
         """
         arrays: dict[str, Any] = {
             "/".join(str(getattr(key, "name", key)) for key in keys): np.asarray(leaf)
             for keys, leaf in jax.tree_util.tree_leaves_with_path(self)
         }
-        np.savez(path, **arrays)
+        np.savez(path, **arrays)  # adds the suffix
 
     def of_chain(self) -> "Settings":
         """Returns what a compiled chain depends on, and nothing that would compile it again."""
@@ -145,8 +151,7 @@ def resolve_num_steps(num_steps: int | None, schedule: Any, default: int) -> int
     """Returns the number of steps, as given, that of the schedule, or the default."""
     if num_steps is None:
         return default if callable(schedule) else len(schedule)
-    check_count("num_steps", num_steps, 0)
-    return num_steps
+    return check_count("num_steps", num_steps, 0)
 
 
 def resolve_betas(schedule: Any, num_steps: int) -> Any:
@@ -164,9 +169,9 @@ def load_settings(path: Any) -> Settings:
     """
     Returns settings that :meth:`Settings.save` has written.
 
-    :param path: of the file.
+    :param path: of the file, with or without the ``.npz`` that :meth:`Settings.save` adds.
     """
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(_find_file(path), allow_pickle=False) as file:
         arrays = dict(file)
     if "betas" not in arrays:
         raise ValueError(
@@ -190,6 +195,22 @@ def load_settings(path: Any) -> Settings:
     return Settings(**floats, **counts, start=start)
 
 
+def _find_file(path: Any) -> Any:
+    """Returns the file that NumPy has written for a path; an open file as it is."""
+    if hasattr(path, "read"):
+        return path
+    names = [os.fspath(path)]
+    if not names[0].endswith(_SUFFIX):
+        names.insert(0, names[0] + _SUFFIX)
+    for name in names:
+        if os.path.isfile(name):
+            return name
+    raise FileNotFoundError(
+        f"There is no file of settings {' or '.join(repr(name) for name in names)}. Write it with Settings.save, or "
+        "give another path."
+    )
+
+
 def make_settings(
     betas: Any, step_size: Any, damping: Any, preconditioner: Any = None, num_gradients: int = 0
 ) -> Settings:
@@ -205,18 +226,32 @@ def make_settings(
     if is_concrete(betas):
         betas = validate_betas(betas)
     num_steps = len(betas)
+    check_step_size(step_size)
+    check_damping(damping)
+    given_step_size, given_damping = step_size, damping
     step_size = _array(step_size)
     if step_size.ndim < 2:  # else for each element of a plate its own, as a pilot run finds them
         step_size = _one_per_step("step_size", step_size, num_steps)
     damping = _one_per_step("damping", damping, num_steps)
     if is_concrete(step_size):
-        _check_values("step_size", "positive", step_size, np.asarray(step_size) > 0)
+        _check_values("step_size", "positive", given_step_size, np.asarray(step_size) > 0)
     if is_concrete(damping):
         values = np.asarray(damping)
-        _check_values("damping", "in [0, 1)", damping, (values >= 0) & (values < 1))
+        _check_values("damping", "in [0, 1)", given_damping, (values >= 0) & (values < 1))
     if preconditioner is not None:
         preconditioner = _array(preconditioner)
     return Settings(_array(betas), step_size, damping, preconditioner, num_gradients)
+
+
+def check_step_size(step_size: Any) -> None:
+    """Raises an error unless a step size is made of numbers."""
+    remedy = "Leave it out of DAIS, HAIS or AIS to have it tuned."
+    check_numbers("step_size", step_size, remedy)
+
+
+def check_damping(damping: Any) -> None:
+    """Raises an error unless a damping is made of numbers."""
+    check_numbers("damping", damping, "Give numbers in [0, 1), or leave it out.")
 
 
 def interpolate_settings(
@@ -274,11 +309,14 @@ def _array(value: Any) -> jax.Array:
     return jax.device_put(np.asarray(value, jnp.result_type(float)))
 
 
-def _check_values(name: str, rule: str, values: jax.Array, is_valid: np.ndarray) -> None:
+def _check_values(name: str, rule: str, given: Any, is_valid: np.ndarray) -> None:
+    """
+    Raises an error that shows the first bad value as it was given, before it was rounded.
+    """
+    values = np.broadcast_to(np.asarray(given), is_valid.shape)
     is_valid = is_valid & np.isfinite(values)
     if not is_valid.all():
-        value = np.asarray(values)[~is_valid][0]
-        raise ValueError(f"{name} must be finite and {rule}; got {value}.")
+        raise ValueError(f"{name} must be finite and {rule}; got {values[~is_valid][0]!s}.")
 
 
 def _is_per_step(shape: tuple[int, ...], num_steps: int) -> bool:

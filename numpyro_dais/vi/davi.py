@@ -3,22 +3,23 @@
 
 """Differentiable annealed variational inference: DAIS as a loss for SVI."""
 
-from collections.abc import Callable
-import math
+from collections.abc import Callable, Collection
 from typing import Any
 import warnings
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.infer.elbo import ELBO
 
-from numpyro_dais._util.checks import check_count, user_stack_level
+from numpyro_dais._util.checks import check_count, check_number, user_stack_level
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.weights import log_mean
+from numpyro_dais.estimators.arguments import explain_keywords
 from numpyro_dais.estimators.dais import DAIS
 from numpyro_dais.model.dynamics import check_dynamics, with_data_plate
 from numpyro_dais.model.guide import check_guide, guide_plates, guide_scale, pieces_of, seeded_trace
@@ -38,9 +39,10 @@ from numpyro_dais.sampler.loop import Memory, check_memory
 from numpyro_dais.sampler.particles import Run, particle_keys, run_particles
 from numpyro_dais.sampler.reversible.fixed_point import rational_damping
 from numpyro_dais.sampler.reversible.gradient import Reversible
-from numpyro_dais.sampler.schedule import Schedule, linear
+from numpyro_dais.sampler.schedule import Schedule, linear, resolve_schedule
 from numpyro_dais.sampler.settings import (
     Settings,
+    check_damping,
     interpolate_settings,
     make_settings,
     resolve_betas,
@@ -88,7 +90,8 @@ class DAVI(ELBO):
     :param num_particles: the number of importance-weighted particles :math:`S`.
     :param step_size: :math:`\eta`, a number or one per step; where learned, its initial value.
     :param damping: :math:`\gamma` in [0, 1), a number or, unless it is learned, one per step.
-    :param schedule: a function of the number of steps, or the inverse temperatures themselves.
+    :param schedule: ``"linear"``, ``"sigmoid"`` or ``"power"``, a function of the number of steps,
+        or the inverse temperatures themselves.
     :param learn: what SVI learns beside model and guide, any of ``"schedule"``, ``"step_size"``,
         ``"damping"`` and ``"mass"`` (diagonal). Needs :meth:`guide`.
     :param entropy_weight: of a bonus for even schedules, which enters through its gradient only:
@@ -127,8 +130,17 @@ class DAVI(ELBO):
     # Discrete sites marked for enumeration are summed out.
     can_infer_discrete = True
 
+    @explain_keywords(
+        vectorize_particles="particles always run side by side",
+        multi_sample_guide="every particle has a draw of the guide of its own",
+        guide="the guide is an argument of SVI",
+        plate="plates that hold every site are found without it",
+        preconditioner="the unit is that of the guide, or is learned with learn=('mass',)",
+        surrogate="only DAIS has surrogates",
+    )
     def __init__(
         self,
+        *,
         num_steps: int | None = None,
         num_particles: int = 1,
         step_size: Any = 0.1,
@@ -142,25 +154,28 @@ class DAVI(ELBO):
         memory: Memory = "checkpoint",
         minibatch: bool | Batches = False,
     ) -> None:
-        check_count("num_particles", num_particles, 1)
-        super().__init__(num_particles=num_particles)
+        super().__init__(num_particles=check_count("num_particles", num_particles, 1))
+        schedule = resolve_schedule(schedule)
         num_steps = resolve_num_steps(num_steps, schedule, default=8)
         check_memory(memory, UNCORRECTED)
         self.batches = check_dynamics(minibatch, None, memory, None)
-        if not (math.isfinite(entropy_weight) and entropy_weight >= 0):
-            raise ValueError(f"entropy_weight must be finite and at least 0; got {entropy_weight}.")
+        entropy_weight = check_number(
+            "entropy_weight", entropy_weight, "finite and at least 0", lambda weight: weight >= 0
+        )
         betas = resolve_betas(schedule, num_steps)
         ratio = None
+        check_damping(damping)
         if memory == "reversible":
             damping, ratio = rational_damping(damping)
         initial = make_settings(betas, step_size, damping)
         _check_learn(learn, initial)
+        largest = np.max(initial.step_size, initial=0.0)
         if max_step_size is None:
-            max_step_size = _CAP * float(jnp.max(initial.step_size, initial=0.0))
-        if num_steps and "step_size" in learn and not max_step_size > jnp.max(initial.step_size):
-            raise ValueError(
-                f"max_step_size must lie above the initial step size {float(jnp.max(initial.step_size))}; "
-                f"got {max_step_size}."
+            max_step_size = _CAP * float(largest)
+        elif num_steps and "step_size" in learn:
+            rule = f"above the initial step size {largest!s}"
+            max_step_size = check_number(
+                "max_step_size", max_step_size, rule, lambda x: x > largest
             )
         self.num_steps = num_steps
         self.entropy_weight = entropy_weight
@@ -213,6 +228,7 @@ class DAVI(ELBO):
             settings = settings._replace(damping=used)
         if num_steps is None:
             return settings
+        num_steps = check_count("num_steps", num_steps, 0)
         is_changing = "mass" in self.learn and self._learnable.is_mass_per_step
         return interpolate_settings(settings, num_steps, is_changing)
 
@@ -308,7 +324,7 @@ class DAVI(ELBO):
         :param num_steps: the number of steps; see :meth:`estimator`.
         :param kwargs: keyword arguments of the model.
         """
-        check_count("num_samples", num_samples, 1)
+        num_samples = check_count("num_samples", num_samples, 1)
         run_key, sample_key = random.split(rng_key)
         problem, _ = self._problem(run_key, params, model, guide, args, kwargs)
         with warnings.catch_warnings():
@@ -366,8 +382,11 @@ def _unwrap(guide: Any) -> Any:
 
 
 def _check_learn(learn: Any, initial: Settings) -> None:
-    if isinstance(learn, str) or not set(learn) <= set(LEARNABLE):
-        raise ValueError(f"learn must be a tuple of names out of {list(LEARNABLE)}; got {learn!r}.")
+    is_listed = isinstance(learn, Collection) and not isinstance(learn, str)
+    if not is_listed or not set(learn) <= set(LEARNABLE):
+        raise ValueError(
+            f"learn must be a tuple of names out of {list(LEARNABLE)}, such as learn=('step_size',); got {learn!r}."
+        )
     if learn and initial.num_steps == 0:
         raise ValueError(f"With num_steps=0 there is nothing to learn; got learn={learn!r}.")
     if "schedule" in learn and not initial.betas[0] > 0:

@@ -16,6 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
+from numpyro_dais._util import programs
 from tests.helpers import Counter
 
 DATA = jnp.array([1.0, 2.0, 3.5])
@@ -192,3 +193,14 @@ def test_legacy_keys_give_the_same_numbers():
     one = estimator.log_evidence(random.key(3), DATA).log_weights
     other = estimator.log_evidence(random.PRNGKey(3), DATA).log_weights
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("optimised")
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch, request):
+    """Options of XLA come and go with versions of jaxlib, which refuses those it does not know."""
+    known = dict(programs._BRIEF)
+    monkeypatch.setattr(programs, "_BRIEF", {**known, "xla_of_another_version": True})
+    request.addfinalizer(programs._known_options.cache_clear)
+    programs._known_options.cache_clear()
+    assert programs._known_options() == known
+    assert programs.program(is_brief=True)(lambda x: 2 * x)(jnp.ones(())) == 2

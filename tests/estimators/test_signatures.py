@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 
-from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
+from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling
 from numpyro_dais.estimators.runner import RunConfig
 from tests.cases import beta_binomial, normal_means
 
@@ -49,6 +49,38 @@ def test_an_unknown_keyword_is_met_with_the_word_that_was_meant(estimator, word,
 def test_a_word_like_no_other_is_met_with_the_list():
     with pytest.raises(TypeError, match=r"has no argument 'zzz'. It has model, .*num_particles"):
         ImportanceSampling(beta_binomial, zzz=1)
+
+
+UNNAMED = {
+    "14: DAVI(10), the particles of Trace_ELBO(10)": (
+        DAVI,
+        (10,),
+        "nothing",
+        "num_steps= or num_p",
+    ),
+    "14: DAVI(4, 2)": (DAVI, (4, 2), "nothing", "num_steps= or num_particles="),
+    "14: DAIS(model, 100)": (DAIS, (beta_binomial, 100), "model only", "num_steps= or num_part"),
+    "14: AIS(model, 100)": (AIS, (beta_binomial, 100), "model only", "num_steps= or num_part"),
+    "14: importance": (ImportanceSampling, (beta_binomial, 9), "model only", "num_particles=, or"),
+}
+
+
+@pytest.mark.parametrize(("estimator", "args", "allowed", "remedy"), UNNAMED.values(), ids=UNNAMED)
+def test_an_argument_by_position_is_met_with_its_names(estimator, args, allowed, remedy):
+    value = next(arg for arg in args if isinstance(arg, int))
+    message = f"^{estimator.__name__} takes {allowed} by position.*got {value}. Name it: {remedy}"
+    with pytest.raises(TypeError, match=message):
+        estimator(*args)
+
+
+def test_keywords_of_davi_are_explained():
+    """Point 14."""
+    parameters = inspect.signature(DAVI).parameters.values()
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+    with pytest.raises(TypeError, match=r"DAVI has no argument .num_samples.*mean .num_particles"):
+        DAVI(num_samples=10)
+    with pytest.raises(TypeError, match="no argument 'vectorize_particles': particles always run"):
+        DAVI(vectorize_particles=False)
 
 
 OF_OTHERS = {

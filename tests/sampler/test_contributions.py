@@ -102,6 +102,14 @@ def test_plot_of_a_run(evidence):
     figure.canvas.draw()
 
 
+def test_15_a_plot_is_shown_once(evidence, tmp_path):
+    """A notebook shows the figure that a cell returns, and those that pyplot knows."""
+    figure = evidence.plot()
+    assert plt.get_fignums() == []
+    figure.savefig(tmp_path / "run.png")
+    assert (tmp_path / "run.png").stat().st_size > 1_000
+
+
 def test_plot_of_a_bad_run_says_so(evidence):
     log_weights = evidence.log_weights.at[0].add(50.0).at[1].set(-jnp.inf)
     acceptance = jnp.linspace(0.2, 0.9, NUM_STEPS)

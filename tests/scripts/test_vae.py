@@ -43,7 +43,7 @@ def test_losses_of_numpyro_agree_with_davi_without_steps(objective, num_particle
     vae, checkpoint = make_vae(config), start(config)
     params = jax.tree.map(lambda x: 2.0 * x, checkpoint.params)  # an encoder that is far off
     images = (random.uniform(random.key(3), (4, 6)) < 0.4).astype(float)
-    peer, davi = make_loss(config), DAVI(0, num_particles)
+    peer, davi = make_loss(config), DAVI(num_steps=0, num_particles=num_particles)
 
     @jax.jit
     def both(keys):

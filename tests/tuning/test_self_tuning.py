@@ -17,7 +17,7 @@ from scipy import stats
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling, load_settings
+from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling, load_settings, make_settings
 from numpyro_dais.tuning.annealing import anneal
 from numpyro_dais.tuning.population import MeasuredPath
 from tests.cases import GROUPS, grouped_beta_binomial, grouped_beta_binomial_log_evidence
@@ -63,6 +63,27 @@ def test_settings_are_printed_saved_and_used_again(tuned_groups, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros(1))
     with pytest.raises(ValueError, match="holds no settings"):
         load_settings(tmp_path / "other.npz")
+
+
+NAMES = {"15: x": "x", "15: x.npz": "x.npz", "15: a name with a dot": "x.settings"}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_settings_are_found_under_the_name_they_were_saved_with(name, tmp_path):
+    settings = make_settings([0.5, 1.0], 0.1, 0.9)
+    file = tmp_path / f"{name.removesuffix('.npz')}.npz"
+    for path in (tmp_path / name, str(tmp_path / name)):
+        settings.save(path)
+        assert list(tmp_path.iterdir()) == [file]
+        for other in (path, file):
+            jax.tree.map(np.testing.assert_array_equal, load_settings(other), settings)
+        file.unlink()
+
+
+def test_15_settings_that_are_not_there(tmp_path):
+    message = r"no file of settings '.*x\.npz' or '.*x'. Write it with Settings.save"
+    with pytest.raises(FileNotFoundError, match=message):
+        load_settings(tmp_path / "x")
 
 
 def test_a_budget_is_kept_and_a_looser_goal_costs_less(tuned_groups):

@@ -249,7 +249,14 @@ def test_reversible_memory_gives_the_same_gradient():
     """At a damping of 7/8, which needs no rounding."""
 
     def slopes(memory):
-        davi = DAVI(3, 2, step_size=0.3, damping=0.875, learn=ALL, memory=memory)
+        davi = DAVI(
+            num_steps=3,
+            num_particles=2,
+            step_size=0.3,
+            damping=0.875,
+            learn=ALL,
+            memory=memory,
+        )
         guide = davi.guide(autoguide.AutoMultivariateNormal(skewed, init_scale=0.4))
         params = init_params(skewed, guide, davi, Y)
         loss = jax.grad(lambda params: davi.loss(random.key(7), params, skewed, guide, Y))

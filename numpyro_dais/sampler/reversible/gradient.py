@@ -66,6 +66,7 @@ from numpyro_dais.sampler.reversible.passes import (
     forward_pass,
     is_close,
 )
+from numpyro_dais.sampler.reversible.reverse_only import reverse_only
 
 __all__ = ["OVERFLOW_NOTE", "Reversible", "run_reversible", "start_scale"]
 
@@ -161,7 +162,7 @@ def run_reversible(
         return _checked(rebuilt, saved), None, None
 
     chain.defvjp(chain_forward, chain_backward, symbolic_zeros=True)
-    end = chain(inputs, grid, rng_key)
+    end = chain(reverse_only(inputs), grid, rng_key)
     return end._replace(log_weight=state.log_weight + end.log_weight)
 
 
@@ -247,20 +248,24 @@ def _checked(rebuilt: Rebuilt, saved: Saved) -> Inputs:
         is_good = jax.tree.reduce(jnp.logical_and, are_equal)
     else:
         is_good = rebuilt.is_close & is_close(rebuilt.start, start)
-    _report(is_good)
+    is_good = _report(is_good)
     return jax.tree.map(lambda x: jnp.where(is_good, x, jnp.nan), rebuilt.gradients)
 
 
 @custom_vmap
 def _report(is_good: jax.Array) -> jax.Array:
-    """Warns, from the host, if a backward pass has gone astray; once for all particles."""
+    """
+    Returns the flag as it is, and warns, from the host, if a backward pass has gone astray; once
+    for all particles. JAX 0.8 drops the call, and the warning, if its result is not used.
+    """
     lax.cond(is_good, lambda: None, lambda: jax.debug.callback(_warn))
     return is_good
 
 
 @_report.def_vmap
 def _(axis_size: int, in_batched: list, is_good: jax.Array) -> tuple[jax.Array, bool]:
-    return _report(jnp.all(is_good)), False
+    is_good = is_good & (is_good | _report(jnp.all(is_good)))  # the flag, after the report
+    return is_good, True
 
 
 def _warn() -> None:
