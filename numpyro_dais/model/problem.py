@@ -140,7 +140,10 @@ class Problem:
     def _prepare(self, fn: Callable, params: dict) -> Callable:
         def value_of(site: dict[str, Any]) -> Any:
             # A latent site may have the name of a parameter, of the guide for example.
-            return params.get(site["name"]) if site["type"] in ("param", "mutable") else None
+            if site["type"] not in ("param", "mutable") or site["name"] not in params:
+                return None
+            # Models change the dicts of their networks in place: each run has its own.
+            return jax.tree.map(lambda leaf: leaf, params[site["name"]])
 
         substituted = numpyro.handlers.substitute(fn, substitute_fn=value_of)
         return _fixed_randomness(substituted, self.prng_key, self.subsample)
