@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.checks import check_count, with_article
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais._util.programs import program
 from numpyro_dais.model.density import ModelDensity
@@ -72,7 +72,7 @@ def posterior_draws(
     """
     if isinstance(problem.guide, FLOW_GUIDES):
         raise NotImplementedError(
-            f"Reverse chains cannot end at a {type(problem.guide).__name__}: they would have to invert the "
+            f"Reverse chains cannot end at {with_article(type(problem.guide).__name__)}: they would have to invert the "
             "flow. Use AutoNormal or AutoMultivariateNormal."
         )
     if num_chains is not None:
