@@ -105,7 +105,9 @@ def main(args: argparse.Namespace) -> None:
     guide = AutoDiagonalNormal(model)
     losses: dict[str, tuple] = {"ELBO": (Trace_ELBO(num_particles=8), guide)}
     for num_steps in args.num_steps:
-        davi = DAVI(num_steps, num_particles=8, learn=("schedule", "step_size", "damping", "mass"))
+        davi = DAVI(
+            num_steps=num_steps, num_particles=8, learn=("schedule", "step_size", "damping", "mass")
+        )
         losses[f"DAVI, K = {num_steps}"] = (davi, davi.guide(guide))
     print(f"{'':16}{'sigma':>8}{'tau':>8}{'exact log evidence there':>26}{'below maximum':>15}")
     print(f"{'maximum':16}{maximum[0]:8.3f}{maximum[1]:8.3f}{best:26.3f}{0:15.3f}")

@@ -7,7 +7,8 @@ import pytest
 
 from tests import reference_runs
 
-GIVEN = [name for name in reference_runs.RUNS if name not in reference_runs.SELF_TUNED]
+# Of each kind one; the script runs all, for whoever refactors.
+GIVEN = ["hundred_steps", "plate", "minibatch", "memory", "metropolis", "both_directions", "davi"]
 
 
 def assert_as_on_record(name, precision):

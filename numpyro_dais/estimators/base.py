@@ -329,8 +329,8 @@ class Estimator:
         has_data = structure is None or structure.has_data
         notes: tuple[str, ...] = () if has_data else (NO_DATA_NOTE,)
         if config.memory == "reversible" and is_concrete(particles.log_weights):
-            is_finite = np.all(np.isfinite(np.asarray(particles.log_weights)))
-            notes += () if is_finite else (OVERFLOW_NOTE,)
+            is_good = np.isfinite(np.asarray(particles.log_weights)) | particles.is_zero
+            notes += () if np.all(is_good) else (OVERFLOW_NOTE,)
         size = island_size(config, num_particles) if config.has_islands(settings) else 1
         evidence = Evidence(
             log_weights=particles.log_weights,

@@ -36,6 +36,8 @@ def to_arviz(
             f"to_arviz takes one run; this evidence is a batch of shape {evidence.batch_shape}. Take one of it: "
             "jax.tree.map(lambda x: x[0], evidence).to_arviz()."
         )
+    if num_samples is None:
+        num_samples = max(int(np.min(np.asarray(evidence.ess))), 1)
     draws = evidence.samples(rng_key, num_samples)
     posterior = {name: np.asarray(value)[None] for name, value in draws.items()}
     is_tree = "data" in inspect.signature(az.from_dict).parameters

@@ -166,7 +166,7 @@ def _check_one(what: str, name: str, evidence: Evidence) -> None:
             "traced. Call it outside jit, vmap and grad."
         )
     shape = evidence.log_weights.shape
-    if evidence.batch_shape:
+    if len(shape) > 1 + bool(evidence.problem.plates):
         raise ValueError(
             f"{what} needs one number per model; the evidence of {name!r} is a batch with log "
             f"weights of shape {shape}. Take one of it: jax.tree.map(lambda x: x[0], evidence)."

@@ -6,30 +6,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-import math
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax import random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro.diagnostics import effective_sample_size
-from numpyro.util import is_prng_key
 
 from numpyro_dais._util import weights
-from numpyro_dais._util.checks import check_count
 from numpyro_dais._util.concreteness import is_concrete, put_beside
 from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.target import make_target
 from numpyro_dais.results.bennett import Bennett, bennett
 from numpyro_dais.sampler.settings import Settings
 
 if TYPE_CHECKING:
     from numpyro_dais.results.bayes_factor import LogBayesFactor
+    from numpyro_dais.results.draws import Expectation
 
-__all__ = ["Evidence", "Expectation"]
+__all__ = ["Evidence"]
 
 # The fewest weights with a k-hat: the tail is their largest fifth, and NumPyro fits no tail of less
 # than five.
@@ -38,18 +34,6 @@ _KHAT_MIN_WEIGHTS = 25
 # Log weights within so many neighbouring floating-point numbers count as equal. A round number, for
 # rounding along a chain not to pass for a tail.
 _EQUAL_WITHIN = 8
-
-
-class Expectation(NamedTuple):
-    """
-    Posterior expectations, each a tree of what the function returned.
-
-    :param mean: the expectations.
-    :param standard_error: their standard errors.
-    """
-
-    mean: Any
-    standard_error: Any
 
 
 @partial(
@@ -118,6 +102,8 @@ class Evidence:
         """The axes that :func:`jax.vmap` has put in front of those of particles and plate."""
         num_own = 2 if self.problem.plates else 1
         shape = jnp.shape(self.log_weights)
+        if len(shape) == num_own:
+            return ()
         batch_shape = shape[: len(shape) - num_own]
         # Numbers and vectors show where the axes of a batch are, if not in front.
         expected = {
@@ -291,39 +277,14 @@ class Evidence:
         one sees a draw from its prior, as with NumPyro's MCMC.
 
         :param rng_key: the key of the resampling; a fixed one if left out.
-        :param num_samples: the number of draws; if left out, as many as the weights are worth, the
-            (smallest) effective sample size: more would repeat the same particles.
+        :param num_samples: the number of draws; as many as weights if left out. More than the
+            effective sample size repeat the same particles.
         """
-        if rng_key is None:
-            rng_key = random.key(0)
-        elif not is_prng_key(rng_key):
-            raise ValueError(
-                "The first argument of samples is a JAX random key, such as jax.random.key(0); got "
-                f"{rng_key!r}. For a number of draws write num_samples=."
-            )
-        if is_concrete(self.log_weights) and not np.all(np.isfinite(self.log_evidence)):
-            raise ValueError(
-                "Every weight is zero, so there is nothing to draw from; see print(evidence)."
-            )
-        if num_samples is None:
-            num_samples = self._num_worth()
-        check_count("num_samples", num_samples, 1)
-        if self.batch_shape:
-            keys = random.split(rng_key, self.batch_shape[0])
-            draw_fn = partial(Evidence.samples, num_samples=num_samples)
-            draws: dict = jax.vmap(draw_fn)(self, keys)
-            return draws
-        shares = weights.weight_shares(self.log_weights)
-        uniform = random.uniform(rng_key, shares.shape[1:], shares.dtype)
-        draw = partial(weights.systematic, num_draws=num_samples)
-        indices = (
-            jax.vmap(draw, (0, 1), 1)(uniform, shares) if shares.ndim > 1 else draw(uniform, shares)
-        )
-        index = indices.reshape(*indices.shape, *(1,) * (self.positions.ndim - indices.ndim))
-        positions = jnp.take_along_axis(self.positions, index, axis=0)
-        return self._constrain(positions)
+        from numpyro_dais.results.draws import draw_samples
 
-    def expectation(self, fn: Callable[[dict], Any]) -> Expectation:
+        return draw_samples(self, rng_key, num_samples)
+
+    def expectation(self, fn: Callable[[dict], Any]) -> "Expectation":
         r"""
         Returns the posterior expectation of a function of the sites, from all particles by their
         weights, :math:`\sum_s w_s f(x_s) / \sum_s w_s`, with its standard error (delta method).
@@ -346,22 +307,9 @@ class Evidence:
         >>> bool(abs(mean - 9 / 15) < 5 * error)
         True
         """
-        if self.batch_shape:
-            expectation: Expectation = jax.vmap(lambda one: one.expectation(fn))(self)
-            return expectation
-        shares = weights.weight_shares(self.log_weights)
+        from numpyro_dais.results.draws import expectation
 
-        def summarise(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-            share = self._beside(shares, values)
-            # Where the weight is zero, so is the density, and a value may be anything.
-            values = jnp.where(share > 0, values, 0.0)
-            mean = jnp.sum(share * values, axis=0)
-            return mean, jnp.sqrt(jnp.sum((share * (values - mean)) ** 2, axis=0))
-
-        values = jax.vmap(lambda position: fn(self._constrain_fn(position)))(self.positions)
-        leaves, treedef = jax.tree.flatten(values)
-        means, errors = zip(*map(summarise, leaves), strict=True)
-        return Expectation(jax.tree.unflatten(treedef, means), jax.tree.unflatten(treedef, errors))
+        return expectation(self, fn)
 
     def to_arviz(self, rng_key: jax.Array | None = None, num_samples: int | None = None) -> Any:
         """
@@ -370,7 +318,7 @@ class Evidence:
         See :func:`numpyro_dais.results.arviz.to_arviz`.
 
         :param rng_key: the key of the resampling; a fixed one if left out.
-        :param num_samples: the number of draws; see :meth:`samples`.
+        :param num_samples: the number of draws; as many as the effective sample size if left out.
         """
         from numpyro_dais.results.arviz import to_arviz
 
@@ -453,34 +401,6 @@ class Evidence:
         with np.errstate(all="ignore"):
             value = np.asarray(fn(np.asarray(weights_first, np.float64), np))
         return put_beside(value.astype(log_weights.dtype), log_weights)
-
-    def _num_worth(self) -> int:
-        if not is_concrete(self.log_weights):
-            raise ValueError(
-                "The number of draws is a shape, and under jit, vmap and grad the effective sample size that it "
-                "defaults to is not known; pass num_samples=, evidence.num_weights for example."
-            )
-        return max(int(np.min(np.asarray(self.ess))), 1)
-
-    @property
-    def _constrain_fn(self) -> Callable[[jax.Array], dict]:
-        return make_target(self.problem).constrain_fn
-
-    def _constrain(self, positions: jax.Array) -> dict:
-        draws: dict = jax.vmap(self._constrain_fn)(positions)
-        return draws
-
-    def _beside(self, shares: jax.Array, values: jax.Array) -> jax.Array:
-        """The weights of particles, and of elements of a plate, next to values of a function."""
-        num_plates = len(self.problem.plates)
-        elements = values.shape[1 : 1 + num_plates]
-        if num_plates and math.prod(elements) != shares.shape[-1]:
-            raise ValueError(
-                f"With plate={self.problem.plate!r} the function of an expectation must return arrays whose first "
-                f"axes are those of the plate, {shares.shape[-1]} elements; got shape {values.shape[1:]}."
-            )
-        trailing = (1,) * (values.ndim - 1 - num_plates)
-        return shares.reshape(len(shares), *elements, *trailing)
 
 
 def _khat(log_weights: np.ndarray, tolerance: float) -> float:

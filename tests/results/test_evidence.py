@@ -218,7 +218,7 @@ def test_to_arviz_of_a_plate():
         cases.normal_means, plate="data", num_steps=20, num_particles=100, step_size=0.4
     ).log_evidence(None, y)
     data = evidence.to_arviz()
-    assert data["posterior"]["twice"].shape == (1, 100, 3)
+    assert data["posterior"]["twice"].shape == (1, int(np.min(evidence.ess)), 3)
     assert data["importance"]["log_weight"].shape == (100, 3)
     assert data["importance"]["log_evidence"].shape == (3,)
 
