@@ -124,7 +124,7 @@ def autodais(model, num_steps, start, data, args) -> Fit:
 
 
 def davi(model, num_steps, guide, start, data, args, memory="checkpoint") -> Fit:
-    loss = DAVI(num_steps, step_size=args.step_size, learn=args.learn, memory=memory)
+    loss = DAVI(num_steps=num_steps, step_size=args.step_size, learn=args.learn, memory=memory)
     return fit(model, loss.guide(guide), loss, start, data, args)
 
 
@@ -136,7 +136,10 @@ def print_memory(num_steps: int = 1024) -> None:
     peer = AutoDAIS(logistic_regression, K=num_steps)
     losses: dict[str, tuple] = {"AutoDAIS": (Trace_ELBO(), peer)}
     for memory in MEMORY_MODES:
-        losses[f"DAVI, {memory}"] = (DAVI(num_steps, step_size=0.01, memory=memory), guide)
+        losses[f"DAVI, {memory}"] = (
+            DAVI(num_steps=num_steps, step_size=0.01, memory=memory),
+            guide,
+        )
     programs = {}
     print(f"Gradient of one trajectory, K = {num_steps}, 50-d logistic regression, n = 1000")
     for name, (loss, loss_guide) in losses.items():
