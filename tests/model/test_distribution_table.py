@@ -10,9 +10,9 @@ Each name of ``numpyro.distributions.__all__`` is in one of these tables: :data:
 sites, with the error; :data:`NO_DISTRIBUTIONS` what is none. An entry that the installed version
 does not have is left out; a name without an entry is a failure.
 
-Compiling a program for each of them would take minutes. So the two functions of a target that all
-estimators are made of, its densities and its draws, are called as they are; estimators themselves
-are run for one site of each kind of support.
+Compiling an estimator for each of them would take minutes. So the two functions of a target that
+all estimators are made of, its densities and its draws, are called as they are; an estimator is run
+for some sites, on supports of several kinds.
 """
 
 from collections.abc import Callable
@@ -46,9 +46,12 @@ class Rule(NamedTuple):
     weights: np.ndarray
 
 
+legendre_nodes = cache(np.polynomial.legendre.leggauss)
+
+
 def legendre(low: float, high: float, num_nodes: int) -> Rule:
     """Returns the rule of Gauss and Legendre for an interval."""
-    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    nodes, weights = legendre_nodes(num_nodes)
     half = (high - low) / 2
     return Rule(low + half * (nodes + 1), half * weights)
 
@@ -188,8 +191,7 @@ REAL_LINE = {
                 u < 0.3,
                 0.4 + 0.5 / 0.7 * np.log(np.minimum(u / 0.3, 1.0)),
                 0.4 - 0.5 / 0.3 * np.log(np.minimum((1 - u) / 0.7, 1.0)),
-            ),
-            num_nodes=2000,
+            )
         ),
         y=2.5,
         scale=2.5,
@@ -235,7 +237,7 @@ POSITIVE = {
     ),
     "FoldedDistribution": Site(
         lambda: dist.FoldedDistribution(dist.Normal(0.6, 1.1)),
-        scipy_rule(stats.foldnorm(0.6 / 1.1, scale=1.1)),
+        lambda: by_density(stats.foldnorm(0.6 / 1.1, scale=1.1).pdf, 0.0, 10.0),
         y=1.9,
         scale=1.1,
     ),
@@ -1072,7 +1074,7 @@ def grid(num_dims: int, reach: float) -> tuple[jax.Array, np.ndarray]:
     Returns positions and the logs of their weights: the trapezoidal rule after a substitution that
     puts most of them near zero, in each dimension.
     """
-    num_nodes = {1: 2000, 2: 100, 3: 44, 4: 22}[num_dims]
+    num_nodes = {1: 1000, 2: 64, 3: 32, 4: 20}[num_dims]
     nodes, spacing = np.linspace(-np.arcsinh(reach), np.arcsinh(reach), num_nodes, retstep=True)
     rules = [Rule(np.sinh(nodes), np.cosh(nodes) * spacing)] * num_dims
     rule = product(lambda *u: list(u), *rules)
@@ -1093,17 +1095,21 @@ def test_densities_and_draws_have_the_exact_evidence(entry):
     """
     site = CONTINUOUS[entry]
     target = make_target(Problem(model_of({entry: site})))
-    draws = jax.vmap(target.sample_fn)(random.split(random.key(1), NUM_DRAWS))
-    assert np.all(np.isfinite(draws))
-    nodes, log_weights = grid(draws.shape[-1], site.reach)
-    # In one call, which compiles each operation once.
-    log_start, log_ratio = jax.vmap(target.log_densities_fn)(jnp.concatenate([draws, nodes]))
+
+    @jax.jit
+    def evaluate(rng_key):
+        draws = jax.vmap(target.sample_fn)(random.split(rng_key, NUM_DRAWS))
+        positions, log_weights = grid(draws.shape[-1], site.reach)
+        densities = jax.vmap(target.log_densities_fn)(jnp.concatenate([draws, positions]))
+        return *densities, log_weights
+
+    log_start, log_ratio, log_weights = jax.tree.map(np.asarray, evaluate(random.key(1)))
     assert np.all(np.isfinite(log_start[:NUM_DRAWS]))
     exact = log_evidence_of(site)
     assert_unbiased(log_ratio[:NUM_DRAWS], exact)
-    log_start, log_ratio = np.asarray(log_start[NUM_DRAWS:]), np.asarray(log_ratio[NUM_DRAWS:])
-    assert abs(special.logsumexp(log_start + log_weights)) < 1e-3
-    assert abs(special.logsumexp(log_start + log_ratio + log_weights) - exact) < 1e-3
+    log_prior = log_start[NUM_DRAWS:] + log_weights
+    assert abs(special.logsumexp(log_prior)) < 1e-3
+    assert abs(special.logsumexp(log_prior + log_ratio[NUM_DRAWS:]) - exact) < 1e-3
 
 
 @pytest.mark.usefixtures("x64")
@@ -1116,31 +1122,31 @@ def test_enumerated_sites_are_summed_exactly(entry):
         numpyro.sample("other", dist.Gamma(2.0, 3.0))
         model_of({entry: site})()
 
-    log_start, log_ratio = make_target(Problem(model)).log_densities_fn(jnp.array([0.4]))
+    log_densities_fn = jax.jit(make_target(Problem(model)).log_densities_fn)
+    log_start, log_ratio = log_densities_fn(jnp.array([0.4]))
     np.testing.assert_allclose(log_ratio, log_evidence_of(site), rtol=1e-9)
     prior = stats.gamma.logpdf(np.exp(0.4), 2.0, scale=1 / 3) + 0.4
     np.testing.assert_allclose(log_start, prior, rtol=1e-9)
 
 
-# One of each kind of support.
+# Their supports: one bound, fixed or a parameter; two bounds; a simplex; a subspace.
 TOGETHER = {
     entry: CONTINUOUS[entry]
     for entry in (
         "Weibull",
         "Pareto",
         "Kumaraswamy",
-        "VonMises",
         "Dirichlet",
-        "LKJCholesky",
         "ZeroSumNormal",
     )
 }
-STEP_SIZES = {"at rest": 1e-9, "moving": 0.15}
+# Moving far enough that a Jacobian that is missing shows: it takes the log evidence down by 0.3.
+STEP_SIZES = {"at rest": 1e-9, "moving": 0.3}
 
 
 @cache
 def together() -> Callable:
-    """Returns a model with one site of each kind of support."""
+    """Returns a model with all of these sites, the same one each time."""
     return model_of(TOGETHER)
 
 
@@ -1152,11 +1158,11 @@ def test_estimates_are_unbiased(step_size):
     chains are importance sampling from the prior, in the same program.
     """
     dais = DAIS(
-        together(), num_steps=8, step_size=step_size, damping=0.5, num_particles=5000, start="prior"
+        together(), num_steps=8, step_size=step_size, damping=0.9, num_particles=5000, start="prior"
     )
     evidence = dais.log_evidence(random.key(2))
     exact = sum(log_evidence_of(site) for site in TOGETHER.values())
-    assert evidence.standard_error < 0.03
+    assert evidence.standard_error < 0.02
     assert abs(float(evidence) - exact) < 5 * evidence.standard_error
 
 
