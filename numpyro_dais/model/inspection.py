@@ -56,6 +56,15 @@ NO_DATA_NOTE = (
     "sites observe (obs=), and see that no handler hides them."
 )
 
+# Distributions of data of which bounds are known, in versions that have them.
+_CENSORED = tuple(
+    getattr(dist, f"{side}CensoredDistribution")
+    for side in ("Left", "Right", "Interval")
+    if hasattr(dist, f"{side}CensoredDistribution")
+)
+# Those that give zero a probability of its own, likewise.
+_HURDLES = (dist.HurdleProbs,) if hasattr(dist, "HurdleProbs") else ()
+
 # An unconstrained value of every site where any would do; an odd one, at which no two supports
 # agree by chance.
 _ANYWHERE = 0.3719
@@ -327,6 +336,7 @@ def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> N
             f"Latent site {name!r} has a Delta distribution; record a fixed value with "
             "`numpyro.deterministic` instead."
         )
+    _check_density(name, base_of(fn))
     if site["scale"] is not None and not is_identically_one(site["scale"]):
         raise ValueError(
             f"Latent site {name!r} is under `handlers.scale` (scale = {site['scale']}), so its prior does "
@@ -336,6 +346,27 @@ def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> N
         raise ValueError(
             f"Latent site {name!r} is masked, which makes its prior improper. Mask observed sites only; "
             "for missing observations use `obs_mask`."
+        )
+
+
+def _check_density(name: str, base: dist.Distribution) -> None:
+    """Raises an error for a distribution without a density over the values of a latent site."""
+    kind = type(base).__name__
+    if isinstance(base, dist.Unit):
+        raise ValueError(
+            f"Latent site {name!r} has a Unit distribution, which has no values. Add a number to the log "
+            "density with `numpyro.factor` instead."
+        )
+    if isinstance(base, _CENSORED):
+        raise ValueError(
+            f"Latent site {name!r} has a {kind}, which is for data: over values that are not given it does "
+            "not integrate to one. Give it the base distribution; bounds on it are a factor, or data."
+        )
+    if isinstance(base, _HURDLES) and not base.support.is_discrete:
+        raise ValueError(
+            f"Latent site {name!r} ({kind}) is zero with a positive probability and continuous otherwise, "
+            "so it has no density. Give the zero a site of its own, an enumerated Bernoulli, and the "
+            "positive value another."
         )
 
 
@@ -361,6 +392,13 @@ def _check_enumerable(site: dict[str, Any]) -> None:
         raise ValueError(
             f"Latent site {name!r} is discrete. To have it summed out, mark it with "
             "infer={'enumerate': 'parallel'} (this needs funsor)."
+        )
+    # NumPyro counts from zero, whatever the support is.
+    low = getattr(base_of(fn), "low", 0)
+    if not_jax_tracer(low) and np.any(np.asarray(low) != 0):
+        raise ValueError(
+            f"Latent site {name!r} is discrete with values from {low} on, and NumPyro enumerates values "
+            "from 0 on. Use DiscreteUniform(0, high - low), and add low to its value."
         )
 
 

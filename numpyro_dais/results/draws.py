@@ -57,8 +57,12 @@ def draw_samples(
         raise ValueError(
             "Every weight is zero, so there is nothing to draw from; see print(evidence)."
         )
-    num_samples = evidence.num_weights if num_samples is None else num_samples
-    draw_one = partial(_draw, num_samples=check_count("num_samples", num_samples, 1))
+    num_samples = check_count(
+        "num_samples", evidence.num_weights if num_samples is None else num_samples, 0
+    )
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
+    draw_one = partial(_draw, num_samples=num_samples)
     return _over_batch(draw_one, evidence, rng_key)
 
 

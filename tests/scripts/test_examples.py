@@ -168,7 +168,11 @@ def test_readme_example(readme):
     assert readme["refined"]["theta"].shape == (1000, 8)
     assert readme["draws"]["z"].shape == (1000, 8)
     num_particles = evidence.num_particles
-    assert readme["data"]["posterior"]["tau"].shape == (1, num_particles)
+    assert readme["data"]["posterior"]["tau"].shape == (1, int(evidence.ess))
+    mean = (
+        integrate.quad(lambda tau: 1e14 * tau * density(tau), 0, np.inf)[0] / 1e14 / np.exp(exact)
+    )
+    assert abs(readme["mean"] - mean) < 5 * readme["error"]
     assert readme["data"]["importance"]["log_weight"].shape == (num_particles,)
 
 
