@@ -544,5 +544,5 @@ def test_16_error_that_is_not_known():
 
 
 def test_13_autodelta_is_refused_in_words():
-    with pytest.raises((ValueError, NotImplementedError), match="An AutoDelta"):
+    with pytest.raises((ValueError, NotImplementedError), match="start at an AutoDelta"):
         DAIS(simple, guide=AutoDelta(simple), guide_params={"mu_auto_loc": 1.0}).log_evidence()
