@@ -300,6 +300,10 @@ class LinearRegression:
     def _preconditioners(self, preconditioner: ArrayLike | None, num_steps: int) -> Array:
         """Returns the preconditioner as matrices, one per step, or a single one for all."""
         scale = np.asarray(1.0 if preconditioner is None else preconditioner, np.float64)
+        if scale.shape == (num_steps, 1, self.num_dims):  # diagonals, as settings may have them
+            return scale * np.eye(self.num_dims)
+        if scale.shape == (1, *self.gram.shape):
+            return scale
         is_per_step = scale.ndim == 3 or (scale.ndim == 2 and scale.shape != self.gram.shape)
         if not is_per_step:
             return _as_matrix(scale, self.num_dims)[None]

@@ -198,6 +198,8 @@ class _fixed_randomness(numpyro.primitives.Messenger):
             msg["kwargs"]["rng_key"] = None
         elif msg["type"] == "sample":
             msg["kwargs"]["rng_key"] = None
+            # Enumeration writes into it, and sites may share one.
+            msg["infer"] = dict(msg["infer"])
             for frame in msg["cond_indep_stack"]:
                 if frame.name in self.ratios:
                     msg["scale"] = msg["scale"] / self.ratios[frame.name]

@@ -45,7 +45,7 @@ def make_start(problem: Problem, density: ModelDensity) -> Start:
     """
     if problem.guide is not None:
         parts = [guide_part(piece, problem, density) for piece in pieces_of(problem.guide)]
-        return _combine(parts, density, "The guide", "Give it a sample site for each")
+        return _combine(parts, density, "The guide", "Add a sample site for each")
     if isinstance(problem.start, str):
         return Start(density.sample, density.log_prior)
     if isinstance(problem.start, Distribution):

@@ -289,8 +289,8 @@ class Evidence:
         Returns the posterior expectation of a function of the sites, from all particles by their
         weights, :math:`\sum_s w_s f(x_s) / \sum_s w_s`, with its standard error (delta method).
 
-        Use this for means, probabilities and other summaries; use :meth:`samples` where single draws
-        are wanted, as for predictions or plots.
+        Use this for means, probabilities and other summaries; use :meth:`samples` where single
+        draws are wanted, as for predictions or plots.
 
         :param fn: a function of a dict with the values of one draw, as :meth:`samples` has many of;
             it returns an array or a tree of arrays. With a plate, the first axes of these must be

@@ -173,7 +173,7 @@ def _describe_upper_bound(evidence: Evidence) -> Iterator[str]:
 
 
 def _describe_draws(evidence: Evidence) -> str:
-    """What was assumed of the posterior draws."""
+    """Says, for an upper bound, as what the posterior draws were taken."""
     assert evidence.reverse_log_weights is not None
     num_draws = len(evidence.reverse_log_weights)
     if evidence.num_chains is None:

@@ -21,6 +21,8 @@ __all__ = [
     "PartialSettings",
     "Settings",
     "check_damping",
+    "constant_matrix",
+    "diagonal_per_step",
     "interpolate_settings",
     "load_settings",
     "make_settings",
@@ -317,6 +319,26 @@ def _check_values(name: str, rule: str, given: Any, is_valid: np.ndarray) -> Non
     is_valid = is_valid & np.isfinite(values)
     if not is_valid.all():
         raise ValueError(f"{name} must be finite and {rule}; got {values[~is_valid][0]!s}.")
+
+
+def diagonal_per_step(diagonals: Any) -> Any:
+    """
+    Returns a preconditioner with one diagonal per step, in a shape that is none of a matrix.
+
+    :param diagonals: ``[num_steps, num_dims]``.
+    """
+    num_steps, num_dims = diagonals.shape
+    return diagonals[:, None] if num_steps == num_dims else diagonals
+
+
+def constant_matrix(matrix: Any, num_steps: int) -> Any:
+    """
+    Returns a matrix as the preconditioner of all steps, in a shape that is none of diagonals.
+
+    :param matrix: ``[num_dims, num_dims]``.
+    :param num_steps: the number of steps.
+    """
+    return matrix[None] if len(matrix) == num_steps else matrix
 
 
 def _is_per_step(shape: tuple[int, ...], num_steps: int) -> bool:

@@ -24,7 +24,7 @@ few per cent of that of the best schedule and step sizes, found by ascent on the
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from numpyro_dais.sampler.settings import Settings, make_settings
+from numpyro_dais.sampler.settings import Settings, diagonal_per_step, make_settings
 from numpyro_dais.tuning.population import MeasuredPath
 
 __all__ = ["anneal", "damping_of"]
@@ -121,6 +121,6 @@ def _scales_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
     if path.scales.ndim == 2:
         share = share[:, None]
         logs = np.log(path.scales)
-        return np.exp((1 - share) * logs[upper - 1] + share * logs[upper])[:, None]
+        return diagonal_per_step(np.exp((1 - share) * logs[upper - 1] + share * logs[upper]))
     share = share[:, None, None]
     return (1 - share) * path.scales[upper - 1] + share * path.scales[upper]

@@ -17,7 +17,7 @@ from numpyro.infer import autoguide
 
 from numpyro_dais.model.guide import latent_sites, pieces_of
 from numpyro_dais.model.inspection import Trace, plate_axes_of, plates_of
-from numpyro_dais.sampler.settings import Settings
+from numpyro_dais.sampler.settings import Settings, constant_matrix, diagonal_per_step
 
 __all__ = ["LEARNABLE", "LearnableSettings", "LearnedGuide", "schedule_entropy"]
 
@@ -92,9 +92,8 @@ class LearnableSettings(NamedTuple):
         :param scale: the unit of positions, ``[num_dims]`` or ``[num_dims, num_dims]``.
         """
         values = self.values(params)
-        settings = self.initial._replace(preconditioner=scale)
-        if scale is not None and scale.ndim == 2:
-            settings = settings._replace(preconditioner=scale[None])
+        unit = None if scale is None else self._in_all_steps(scale)
+        settings = self.initial._replace(preconditioner=unit)
         if "schedule" in values:
             settings = settings._replace(betas=values["schedule"])
         if "step_size" in values:
@@ -103,16 +102,27 @@ class LearnableSettings(NamedTuple):
             damping = jnp.broadcast_to(values["damping"], settings.betas.shape)
             settings = settings._replace(damping=damping)
         if "mass" in values:
-            # One for each step, or one for all; sites in alphabetical order, as in a position.
-            lead = settings.num_steps if self.is_mass_per_step else 1
-            masses = [jnp.reshape(mass, (lead, 1, -1)) for mass in values["mass"].values()]
+            lead = (settings.num_steps,) if self.is_mass_per_step else ()
+            # Sites in alphabetical order, as in a position.
+            masses = [jnp.reshape(mass, (*lead, -1)) for mass in values["mass"].values()]
             preconditioner = jnp.concatenate(masses, -1) ** -0.5
             if scale is not None:
-                preconditioner = scale * preconditioner
-            if preconditioner.shape[:2] == (1, 1):
-                preconditioner = preconditioner[0, 0]
+                is_matrix = scale.ndim == 2
+                preconditioner = scale * (
+                    preconditioner[..., None, :] if is_matrix else preconditioner
+                )
+            is_diagonal = scale is None or scale.ndim == 1
+            if is_diagonal and self.is_mass_per_step:
+                preconditioner = diagonal_per_step(preconditioner)
+            else:
+                preconditioner = self._in_all_steps(preconditioner)
             settings = settings._replace(preconditioner=preconditioner)
         return settings
+
+    def _in_all_steps(self, unit: jax.Array) -> jax.Array:
+        """The same unit; a matrix in a shape that says that it is one."""
+        is_matrix = unit.ndim == 2
+        return constant_matrix(unit, self.initial.num_steps) if is_matrix else unit
 
     def require(self, params: dict[str, Any]) -> None:
         """Raises an error unless every learned setting is among the parameters."""
