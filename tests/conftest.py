@@ -34,6 +34,61 @@ gc.freeze()
 gc.set_threshold(20_000, 50, 50)
 
 
+# Tests that take longest, each of code that quicker ones run, too: further lengths, guides and scripts of
+# a kind. `python -m pytest -m slow` runs them; CI does. A name stands for all that begin with it.
+_SLOW = (
+    "closed_form/test_linear_regression.py::test_mean_log_weight_is_the_expected_bound[100-changing",
+    "closed_form/test_linear_regression.py::test_mean_log_weight_is_the_expected_bound[100-diagonal",
+    "closed_form/test_linear_regression.py::test_mean_log_weight_is_the_expected_bound[100-none",
+    "estimators/test_baselines.py::test_weights_are_unbiased_on_the_targets_of_dais[dirichlet",
+    "estimators/test_baselines.py::test_weights_are_unbiased_on_the_targets_of_dais[hierarchy",
+    "estimators/test_bidirectional.py::test_divergences_are_reported",
+    "estimators/test_bidirectional.py::test_sandwich_of_a_regression[x64",
+    "estimators/test_bidirectional.py::test_sandwich_shrinks_with_the_number_of_steps",
+    "estimators/test_dais.py::test_checkpoint_needs_less_memory",
+    "estimators/test_dais.py::test_float32_estimate_is_that_of_x64",
+    "estimators/test_dais.py::test_memory_modes_give_one_gradient[with a rest",
+    "estimators/test_dais.py::test_tune_returns_settings_that_log_evidence_takes",
+    "estimators/test_pickles.py::test_an_estimator_and_its_result_are_pickled[15: reversible",
+    "estimators/test_pickles.py::test_an_estimator_and_its_result_are_pickled[15: settings",
+    "estimators/test_words_of_errors.py::test_a_whole_float_is_a_count[13: budget",
+    "model/test_guides.py::test_flows_run_in_noise_space[AutoBNAFNormal",
+    "model/test_guides.py::test_guide_start[AutoBNAFNormal",
+    "model/test_guides.py::test_guide_start[AutoDiagonalNormal",
+    "model/test_guides.py::test_guide_start[AutoIAFNormal",
+    "model/test_guides.py::test_guide_start[AutoLaplaceApproximation",
+    "model/test_guides.py::test_laplace_is_gaussian_at_the_mode",
+    "model/test_minibatch.py::test_sandwich_and_gradient",
+    "model/test_surrogate.py::test_unbiased_on_a_skewed_posterior",
+    "results/test_evidence.py::test_error_bars_cover_the_truth[standard deviation 1, 256",
+    "sampler/test_islands.py::test_without_resampling_steps_particles_are_those_of_the_plain_run",
+    "sampler/test_reversible.py::test_gradients_are_those_of_the_quantised_chain[float32",
+    "sampler/test_reversible.py::test_gradients_through_the_estimator",
+    "sampler/test_reversible.py::test_round_trip_is_exact[VAE",
+    "sampler/test_reversible.py::test_round_trip_is_exact[hierarchical-10",
+    "sampler/test_reversible.py::test_round_trip_is_exact[mixture-10",
+    "sampler/test_reversible.py::test_round_trip_is_exact[simplex-15000",
+    "sampler/test_reversible.py::test_round_trip_is_exact[simplex-1000",
+    "scripts/test_benchmarks.py::test_peers",
+    "scripts/test_examples.py::test_script_runs[convergence_study.py",
+    "scripts/test_examples.py::test_script_runs[davi_autoguide.py",
+    "scripts/test_examples.py::test_script_runs[empirical_bayes.py",
+    "scripts/test_examples.py::test_script_runs[model_selection.py",
+    "scripts/test_examples.py::test_script_runs[vae_evaluate.py",
+    "scripts/test_vae.py::test_resumed_training_is_the_same_bit_for_bit",
+    "vi/test_davi.py::test_closes_the_gap_of_a_mean_field_guide",
+    "vi/test_davi.py::test_two_plates_give_a_bound_for_each_pair",
+    "vi/test_davi_minibatch.py::test_davi_is_unbiased_for_its_bound",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the slow tests."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(_SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 # Of a worker, in bytes: two of them fit into the smallest machines that run this suite.
 _MAX_MEMORY = 3 * 2**30
 _MEMORY = Path("/proc/self/statm")
