@@ -138,7 +138,7 @@ FAULTS = {
             guide_params={},
         ).log_evidence(),
         ValueError,
-        r"The guide must cover.*misses \['p'\].*Give it a sample site for each",
+        r"The guide must cover.*misses \['p'\].*Add a sample site for each",
     ),
     "13: step_size=-0.1": (
         lambda: DAIS(beta_binomial, step_size=-0.1),
