@@ -24,10 +24,10 @@ from numpyro_dais.model.inspection import (
     is_imputed,
     log_prob_of,
     plates_of,
-    unmasked,
 )
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.unconstrained import at_position, log_det_site, site_of_log_det
+from numpyro_dais.model.wrappers import unmasked
 
 __all__ = ["Layout", "ModelDensity", "Position", "make_layout", "total"]
 

@@ -13,25 +13,19 @@ import numpy as np
 
 from numpyro import distributions as dist
 from numpyro import handlers
-from numpyro.distributions.distribution import (
-    ExpandedDistribution,
-    Independent,
-    MaskedDistribution,
-)
-from numpyro.distributions.util import is_identically_one
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 from numpyro.util import not_jax_tracer
 
-from numpyro_dais._util.numpyro_internals import mask_of
 from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.refusals import check_enumerable, check_latent
+from numpyro_dais.model.wrappers import base_of, is_masked
 
 __all__ = [
     "NO_DATA_NOTE",
     "NUMPY_ERRORS",
     "ModelStructure",
     "Trace",
-    "base_of",
     "check_data",
     "check_site_names",
     "inspect_model",
@@ -43,7 +37,6 @@ __all__ = [
     "plates_of",
     "subsampled_plates",
     "trace_model",
-    "unmasked",
     "without_tracers",
 ]
 
@@ -55,15 +48,6 @@ NO_DATA_NOTE = (
     "The model has no observed site and no factor, so its log evidence is 0 whatever the model; pass the data that its "
     "sites observe (obs=), and see that no handler hides them."
 )
-
-# Distributions of data of which bounds are known, in versions that have them.
-_CENSORED = tuple(
-    getattr(dist, f"{side}CensoredDistribution")
-    for side in ("Left", "Right", "Interval")
-    if hasattr(dist, f"{side}CensoredDistribution")
-)
-# Those that give zero a probability of its own, likewise.
-_HURDLES = (dist.HurdleProbs,) if hasattr(dist, "HurdleProbs") else ()
 
 # An unconstrained value of every site where any would do; an odd one, at which no two supports
 # agree by chance.
@@ -146,9 +130,9 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
     is_start_prior = problem.guide is None and isinstance(problem.start, str)
     discrete, prototype = set(), {}
     for name, site in latents.items():
-        _check_latent(site, trace, is_start_prior)
+        check_latent(site, is_imputed(name, trace), is_start_prior)
         if site["fn"].support.is_discrete:
-            _check_enumerable(site)
+            check_enumerable(site)
             discrete.add(name)
         else:
             with helpful_support_errors(site):
@@ -235,24 +219,6 @@ def is_imputed(name: str, trace: Trace) -> bool:
     return stem != name and f"{stem}_observed" in trace and stem in trace
 
 
-def unmasked(fn: dist.Distribution) -> dist.Distribution:
-    """Returns a distribution without the mask that a handler has put on it."""
-    if isinstance(fn, MaskedDistribution):
-        return unmasked(fn.base_dist)
-    if isinstance(fn, ExpandedDistribution):
-        return unmasked(fn.base_dist).expand(fn.batch_shape)
-    if isinstance(fn, Independent):
-        return unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
-    return fn
-
-
-def base_of(fn: dist.Distribution) -> dist.Distribution:
-    """Returns a distribution without masks, expansions and reinterpreted dimensions."""
-    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
-
-
 def log_prob_of(site: dict[str, Any], fn: dist.Distribution | None = None) -> jax.Array:
     """
     Returns the log density of a site's value, under its own distribution or another.
@@ -323,85 +289,6 @@ def _check_plates(trace: Trace, problem: Problem) -> None:
             )
 
 
-def _check_latent(site: dict[str, Any], trace: Trace, is_start_prior: bool) -> None:
-    name, fn = site["name"], site["fn"]
-    if isinstance(base_of(fn), dist.ImproperUniform) and is_start_prior:
-        raise ValueError(
-            f"Latent site {name!r} has an improper prior, under which the evidence is undefined. Give "
-            "it a proper prior, or a proper start (guide= or start=) if an unnormalised integral is "
-            "what you want."
-        )
-    if isinstance(base_of(fn), dist.Delta):
-        raise ValueError(
-            f"Latent site {name!r} has a Delta distribution; record a fixed value with "
-            "`numpyro.deterministic` instead."
-        )
-    _check_density(name, base_of(fn))
-    if site["scale"] is not None and not is_identically_one(site["scale"]):
-        raise ValueError(
-            f"Latent site {name!r} is under `handlers.scale` (scale = {site['scale']}), so its prior does "
-            "not integrate to one. Scale observed sites only."
-        )
-    if _is_masked(fn) and not is_imputed(name, trace):
-        raise ValueError(
-            f"Latent site {name!r} is masked, which makes its prior improper. Mask observed sites only; "
-            "for missing observations use `obs_mask`."
-        )
-
-
-def _check_density(name: str, base: dist.Distribution) -> None:
-    """Raises an error for a distribution without a density over the values of a latent site."""
-    kind = type(base).__name__
-    if isinstance(base, dist.Unit):
-        raise ValueError(
-            f"Latent site {name!r} has a Unit distribution, which has no values. Add a number to the log "
-            "density with `numpyro.factor` instead."
-        )
-    if isinstance(base, _CENSORED):
-        raise ValueError(
-            f"Latent site {name!r} has a {kind}, which is for data: over values that are not given it does "
-            "not integrate to one. Give it the base distribution; bounds on it are a factor, or data."
-        )
-    if isinstance(base, _HURDLES) and not base.support.is_discrete:
-        raise ValueError(
-            f"Latent site {name!r} ({kind}) is zero with a positive probability and continuous otherwise, "
-            "so it has no density. Give the zero a site of its own, an enumerated Bernoulli, and the "
-            "positive value another."
-        )
-
-
-def _is_masked(fn: dist.Distribution) -> bool:
-    """Returns whether a mask, of a handler or of the distribution itself, hides a part of it."""
-    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
-        if isinstance(fn, MaskedDistribution):
-            mask = mask_of(fn)
-            if not (not_jax_tracer(mask) and np.all(mask)):
-                return True
-        fn = fn.base_dist
-    return False
-
-
-def _check_enumerable(site: dict[str, Any]) -> None:
-    name, fn = site["name"], site["fn"]
-    if not fn.has_enumerate_support:
-        raise ValueError(
-            f"Latent site {name!r} is discrete ({type(base_of(fn)).__name__}) and cannot be enumerated. "
-            "Sum it out by hand, or use a distribution with a finite support."
-        )
-    if site["infer"].get("enumerate") != "parallel":
-        raise ValueError(
-            f"Latent site {name!r} is discrete. To have it summed out, mark it with "
-            "infer={'enumerate': 'parallel'} (this needs funsor)."
-        )
-    # NumPyro counts from zero, whatever the support is.
-    low = getattr(base_of(fn), "low", 0)
-    if not_jax_tracer(low) and np.any(np.asarray(low) != 0):
-        raise ValueError(
-            f"Latent site {name!r} is discrete with values from {low} on, and NumPyro enumerates values "
-            "from 0 on. Use DiscreteUniform(0, high - low), and add low to its value."
-        )
-
-
 def check_data(problem: Problem) -> None:
     """
     Raises an error that names the observed site whose data make its density NaN, if there is one.
@@ -444,7 +331,7 @@ def _check_observed(site: dict[str, Any]) -> None:
     if not (isinstance(value, (jax.Array, np.ndarray, float)) and not_jax_tracer(value)):
         return
     # Where a mask is, missing values may be what it hides.
-    if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or _is_masked(site["fn"]):
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or is_masked(site["fn"]):
         return
     if num_missing := int(np.sum(np.isnan(value))):
         _raise_missing(site["name"], num_missing)

@@ -16,8 +16,9 @@ from numpyro.distributions.distribution import (
 )
 
 from numpyro_dais._util.numpyro_internals import mask_of
-from numpyro_dais.model.inspection import base_of, trace_model
+from numpyro_dais.model.inspection import trace_model
 from numpyro_dais.model.problem import Problem
+from numpyro_dais.model.wrappers import base_of
 
 __all__ = ["check_same_data", "observed_values"]
 

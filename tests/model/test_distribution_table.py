@@ -953,7 +953,7 @@ def endless(make_fn: Callable, name: str) -> Refusal:
 
 
 ATOM = r"'x' \(\w+\) is zero with a positive probability .* Give the zero a site of its own"
-CENSORED = r"'x' has a \w+CensoredDistribution, which is for data.* Give it the base distribution"
+CENSORED = r"'x' has an? \w+CensoredDistribution, which is for data.* Give it the base distribution"
 
 REFUSED = {
     "BetaNegativeBinomial": endless(
