@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from functools import partial
 import math
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +18,11 @@ from numpyro.util import is_prng_key
 
 from numpyro_dais._util import weights
 from numpyro_dais._util.checks import check_count
-from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais._util.concreteness import is_concrete, put_beside
+from numpyro_dais._util.programs import program
+from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
+from numpyro_dais.model.traced import TracedFunction, trace_function, trace_target
 from numpyro_dais.results.evidence import Evidence
 
 __all__ = ["Expectation", "draw_samples", "expectation"]
@@ -86,8 +90,7 @@ def expectation(evidence: Evidence, fn: Callable[[dict], Any]) -> Expectation:
         mean = jnp.sum(share * values, axis=0)
         return mean, jnp.sqrt(jnp.sum((share * (values - mean)) ** 2, axis=0))
 
-    constrain_fn = make_target(evidence.problem).constrain_fn
-    values = jax.vmap(lambda position: fn(constrain_fn(position)))(evidence.positions)
+    values = jax.vmap(fn)(_sites_at(evidence, evidence.positions))
     leaves, treedef = jax.tree.flatten(values)
     means, errors = zip(*map(summarise, leaves), strict=True)
     return Expectation(jax.tree.unflatten(treedef, means), jax.tree.unflatten(treedef, errors))
@@ -105,17 +108,44 @@ def _over_batch(
 
 
 def _draw(evidence: Evidence, rng_key: jax.Array, num_samples: int) -> dict:
-    shares = weights.weight_shares(evidence.log_weights)
-    uniform = random.uniform(rng_key, shares.shape[1:], shares.dtype)
-    draw = partial(weights.systematic, num_draws=num_samples)
-    if shares.ndim > 1:
-        draw = jax.vmap(draw, (0, 1), 1)
-    indices = draw(uniform, shares)
-    positions = evidence.positions
+    # NumPy chooses among concrete particles: nothing is compiled for that.
+    xp = np if is_concrete(evidence) else jnp
+    shares = weights.weight_shares(xp.asarray(evidence.log_weights), xp)
+    uniform = xp.asarray(random.uniform(rng_key, shares.shape[1:]))
+    indices = _ancestors(uniform, shares, num_samples, xp)
+    positions = xp.asarray(evidence.positions)
     index = indices.reshape(*indices.shape, *(1,) * (positions.ndim - indices.ndim))
-    chosen = jnp.take_along_axis(positions, index, axis=0)
-    draws: dict = jax.vmap(make_target(evidence.problem).constrain_fn)(chosen)
-    return draws
+    chosen = xp.take_along_axis(positions, index, axis=0)
+    return _sites_at(evidence, put_beside(chosen, evidence.log_weights) if xp is np else chosen)
+
+
+def _ancestors(uniform: Any, shares: Any, num_samples: int, xp: ModuleType) -> Any:
+    """Indices of particles, ``[num_samples]``, or for each element of a plate its own."""
+    draw = partial(weights.systematic, xp=xp, num_draws=num_samples)
+    if shares.ndim == 1:
+        return draw(uniform, shares)
+    if xp is jnp:
+        return jax.vmap(draw, (0, 1), 1)(uniform, shares)
+    return np.stack([draw(u, column) for u, column in zip(uniform, shares.T, strict=True)], axis=1)
+
+
+def _sites_at(evidence: Evidence, positions: jax.Array) -> dict:
+    """Values of the model's sites at many positions, by a program that results share."""
+    problem = evidence.problem
+    target = trace_target(problem, random.key(0))
+    example = np.zeros(positions.shape[1:], positions.dtype)
+    return _values_at(trace_function(target, problem, "sites", _sites_of, example), positions)
+
+
+def _sites_of(problem: Problem, position: jax.Array) -> dict:
+    values: dict = make_target(problem).constrain_fn(position)
+    return values
+
+
+@program(is_brief=True)
+def _values_at(sites_fn: TracedFunction, positions: jax.Array) -> dict:
+    values: dict = jax.vmap(sites_fn)(positions)
+    return values
 
 
 def _beside(
