@@ -272,7 +272,13 @@ def _two_moving_bounds():
         numpyro.sample("y", dist.Uniform(low, low + 2.0), obs=jnp.array([0.1, 0.9, 50.0]))
 
 
+def _slice():
+    x = numpyro.sample("x", dist.Exponential(1.0))
+    numpyro.factor("slice", jnp.where((x > 0.2) & (x < 0.5), 0.0, -jnp.inf))
+
+
 HARD = {
+    "slice of equal weights": (_slice, np.log(np.exp(-0.2) - np.exp(-0.5)), 0.05),
     "wall at 3": (_wall, stats.norm.logsf(3.0), 0.2),
     "wall at 0.4": (
         _half,

@@ -19,7 +19,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.refusals import check_enumerable, check_latent
-from numpyro_dais.model.wrappers import base_of, is_masked
+from numpyro_dais.model.wrappers import base_of, bounded, is_masked
 
 __all__ = [
     "NO_DATA_NOTE",
@@ -226,8 +226,10 @@ def log_prob_of(site: dict[str, Any], fn: dist.Distribution | None = None) -> ja
     :param site: of a run.
     :param fn: the distribution; that of the site if left out.
     """
+    fn = site["fn"] if fn is None else fn
     # NumPyro compares values that are no JAX arrays with bounds in NumPy; these may be traced.
-    return (site["fn"] if fn is None else fn).log_prob(jnp.asarray(site["value"]))
+    value = jnp.asarray(site["value"])
+    return (bounded(fn) if site["is_observed"] else fn).log_prob(value)
 
 
 def _value_if_improper(site: dict[str, Any]) -> jax.Array | None:

@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+import math
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ __all__ = ["Evidence"]
 # The fewest weights with a k-hat: the tail is their largest fifth, and NumPyro fits no tail of less
 # than five.
 _KHAT_MIN_WEIGHTS = 25
+
+# The share of the weights that is their tail at most, by Vehtari et al. (2024).
+_TAIL_SHARE = 0.2
 
 # Log weights within so many neighbouring floating-point numbers count as equal. A round number, for
 # rounding along a chain not to pass for a tail.
@@ -404,9 +408,11 @@ class Evidence:
 
 
 def _khat(log_weights: np.ndarray, tolerance: float) -> float:
-    """Returns k-hat: infinite without weights, zero where all are equal within the tolerance."""
-    if not np.any(np.isfinite(log_weights)):
+    """Returns k-hat: infinite without weights, zero where those of the tail are equal."""
+    finite = np.sort(log_weights[np.isfinite(log_weights)])
+    if not len(finite):
         return float("inf")
-    if np.ptp(log_weights) <= tolerance:
-        return 0.0  # equal weights: the perfect result, in whose tail there is nothing to fit
+    tail = finite[-math.ceil(_TAIL_SHARE * len(log_weights)) :]
+    if np.ptp(tail) <= tolerance:
+        return 0.0  # a tail of equal weights, as inside of a hard constraint, has nothing to fit
     return weights.pareto_khat(log_weights)
