@@ -477,7 +477,7 @@ def test_12_draws_of_mcmc(chains):
     assert "1000 posterior draws of 2 chains, taken as worth" in str(given)
     assert given.num_effective_draws < 900
     arrays = chains.get_samples()
-    said = estimator.sandwich(random.key(1), posterior_samples=arrays, num_chains=2)
+    said = estimator.sandwich(random.key(1), posterior_samples=arrays, num_chains=2.0)
     np.testing.assert_allclose(said.standard_error, given.standard_error, rtol=1e-5)
     unsaid = estimator.sandwich(random.key(1), posterior_samples=arrays)
     assert "if the 1000 posterior draws are exact and independent" in str(unsaid)

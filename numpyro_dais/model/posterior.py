@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_dais._util.checks import check_count, with_article
+from numpyro_dais._util.checks import check_optional_count, with_article
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais._util.programs import program
 from numpyro_dais.model.density import ModelDensity
@@ -75,8 +75,7 @@ def posterior_draws(
             f"Reverse chains cannot end at {with_article(type(problem.guide).__name__)}: they would have to invert the "
             "flow. Use AutoNormal or AutoMultivariateNormal."
         )
-    if num_chains is not None:
-        _check_num_chains(num_chains, samples)
+    num_chains = _check_num_chains(num_chains, samples)
     if isinstance(samples, MCMC):
         return _draws_of(samples, problem, target)
     if samples is not None:
@@ -99,13 +98,13 @@ def posterior_draws(
     return _nuts_draws(rng_key, problem, num_draws)
 
 
-def _check_num_chains(num_chains: Any, samples: Any) -> None:
-    check_count("num_chains", num_chains, 1)
-    if samples is None or isinstance(samples, MCMC):
+def _check_num_chains(num_chains: Any, samples: Any) -> int | None:
+    if num_chains is not None and (samples is None or isinstance(samples, MCMC)):
         raise ValueError(
             "num_chains= says of how many chains values in posterior_samples= are; an MCMC object knows its own. "
             "Leave it out."
         )
+    return check_optional_count("num_chains", num_chains, 1)
 
 
 def _draws_of(mcmc: MCMC, problem: Problem, target: TracedTarget) -> PosteriorDraws:
