@@ -43,12 +43,14 @@ from numpyro_dais.model.surrogate import QuadraticSurrogate
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.results.certificate import Certificate
 from numpyro_dais.results.evidence import Evidence
+from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.reversible.gradient import OVERFLOW_NOTE
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES
 from numpyro_dais.tuning.refinement import refine
 from numpyro_dais.tuning.step_size import tune_step_size
 from numpyro_dais.tuning.surrogate_fit import fit_quadratic
+from numpyro_dais.tuning.tuner import Tuned
 
 __all__ = ["Estimator"]
 
@@ -205,7 +207,7 @@ class Estimator:
         tune_key, simulation_key = random.split(rng_key)
         settings = self.settings
         if settings is None:  # a start fitted to these data is none for simulated ones
-            settings = self._tune(tune_key, problem, target, is_start_free=False)
+            settings = self._tune(tune_key, problem, target, is_start_free=False).settings
         num_particles = self._num_particles(settings)
         return certificate(
             simulation_key,
@@ -249,7 +251,7 @@ class Estimator:
         tune_key, refine_key = random.split(rng_key)
         settings = self.settings
         if settings is None:
-            settings = self._tune(tune_key, problem, target)
+            settings = self._tune(tune_key, problem, target).settings
         if self._surrogate == "quadratic":
             num_gradients = settings.num_gradients + int(problem.surrogate.num_gradients)
             settings = settings._replace(num_gradients=num_gradients)
@@ -317,11 +319,13 @@ class Estimator:
             )
         if target is None:
             target = self._preparation.target(problem, rng_key)
-        if settings is None:
-            settings = self._tune(tune_key, problem, target)
+        tuned = Tuned(settings) if settings is not None else self._tune(tune_key, problem, target)
+        settings = tuned.settings
         target = target.with_mixture(settings.start)
         num_particles = self._num_particles(settings)
-        particles = run(run_key, target, settings, num_particles, config, has_bar=True)
+        particles = tuned.finished
+        if particles is None:
+            particles = self._run(run_key, target, settings, num_particles)
         has_model = self.model is not None and is_concrete((particles, problem))
         if has_model and not np.any(np.isfinite(np.asarray(particles.log_weights))):
             check_data(problem)
@@ -348,6 +352,12 @@ class Estimator:
             is_zero=particles.is_zero,
         )
         return evidence, target
+
+    def _run(
+        self, rng_key: jax.Array, target: TracedTarget, settings: Settings, num_particles: int
+    ) -> Run:
+        """The particles that are reported."""
+        return run(rng_key, target, settings, num_particles, self._config, has_bar=True)
 
     def _num_particles(self, settings: Settings | None) -> int:
         """As many as were asked for, or as the settings are for."""
@@ -382,14 +392,15 @@ class Estimator:
         problem: Problem,
         target: TracedTarget,
         is_start_free: bool = True,
-    ) -> Settings:
+    ) -> Tuned:
         """A step size for everything else as it was given."""
 
         def cost_fn(settings: Settings, num_particles: int) -> int:
             number = num_particles * settings.num_steps
             return num_full_gradients(problem, number, num_particles)
 
-        return tune_step_size(rng_key, target, self._chain.given, self._run_trial, cost_fn)
+        given = self._chain.given
+        return Tuned(tune_step_size(rng_key, target, given, self._run_trial, cost_fn))
 
     def _refine(self, rng_key: jax.Array, target: TracedTarget, settings: Settings) -> Settings:
         if (

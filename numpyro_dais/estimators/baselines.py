@@ -28,6 +28,7 @@ from numpyro_dais.sampler.kernel import Transition
 from numpyro_dais.sampler.schedule import Schedule
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.acceptance import first_settings, tune_acceptance
+from numpyro_dais.tuning.tuner import Tuned
 
 __all__ = ["AIS", "HAIS", "ImportanceSampling"]
 
@@ -157,22 +158,23 @@ class _Corrected(Estimator):
         problem: Problem,
         target: TracedTarget,
         is_start_free: bool = True,
-    ) -> Settings:
+    ) -> Tuned:
         settings = first_settings(rng_key, target, self._chain.given)
         if self.adaptation == "online":
-            return settings
+            return Tuned(settings)
 
         def acceptance_fn(key: jax.Array, settings: Settings, num_particles: int) -> np.ndarray:
             particles = run(key, target, settings, num_particles, self._trial_config)
             return np.asarray(particles.acceptance)
 
-        return tune_acceptance(
+        tuned = tune_acceptance(
             rng_key,
             settings,
             self.target_acceptance,
             acceptance_fn,
             self._config.transition.num_leapfrog,
         )
+        return Tuned(tuned)
 
 
 def _check_online(num_particles: int | None, chunk_size: int | None) -> None:

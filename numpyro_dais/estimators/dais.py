@@ -4,6 +4,7 @@
 """Differentiable annealed importance sampling: the main door of the package."""
 
 from collections.abc import Callable
+import time
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from numpyro_dais.estimators.arguments import (
 )
 from numpyro_dais.estimators.base import Estimator
 from numpyro_dais.estimators.runner import RunConfig
+from numpyro_dais.estimators.staged import StagedRunner
 from numpyro_dais.model.dynamics import check_dynamics
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.subsampling import Batches, warn_of_noise
@@ -31,9 +33,16 @@ from numpyro_dais.sampler.loop import Memory, check_memory
 from numpyro_dais.sampler.schedule import Schedule
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.goal import Goal
-from numpyro_dais.tuning.tuner import tune_all
+from numpyro_dais.tuning.tuner import Tools, Tuned, tune_all
 
 __all__ = ["DAIS"]
+
+# Chains that share a budget at least, so that there is an error bar.
+_FEWEST_CHAINS = 32
+# Numbers that the preconditioners of all steps may take, 64 MiB in float64.
+_MAX_WORDS = 2**23
+# Steps at most: an error that is not small by then has other reasons. A round number.
+_MOST_STEPS = 2**14
 
 
 class DAIS(Estimator):
@@ -80,6 +89,8 @@ class DAIS(Estimator):
         at; 0.005 if left out.
     :param budget: gradients that a self-tuned run may spend, tuning included, a density counting as
         half of one; 100,000 if left out.
+    :param max_seconds: a self-tuned run ends with the round that passes this time; the last, and
+        longest, round is not begun after it.
     :param start: ``"auto"``, in a self-tuned run a fit where that helps, else the prior;
         ``"prior"``; a dict with a distribution over the values of each latent site; or one
         distribution, over the only latent site or else over all unconstrained values as a vector.
@@ -148,6 +159,7 @@ class DAIS(Estimator):
         settings: Settings | None = None,
         target_error: float | None = None,
         budget: int | None = None,
+        max_seconds: float | None = None,
         start: str | Distribution | dict[str, Distribution] = "auto",
         keep_start: bool = False,
         guide: Callable | None = None,
@@ -194,6 +206,7 @@ class DAIS(Estimator):
             budget,
             is_start_free=not (integrand.is_start_given or keep_start),
         )
+        self._max_seconds = max_seconds
         if batches is not None:
             warn_of_noise("surrogate='quadratic' is the remedy")
 
@@ -203,7 +216,7 @@ class DAIS(Estimator):
         problem: Problem,
         target: TracedTarget,
         is_start_free: bool = True,
-    ) -> Settings:
+    ) -> Tuned:
         has_plain_chains = (
             self._integrand.plate is None
             and self._batches is None
@@ -213,4 +226,18 @@ class DAIS(Estimator):
         if not (self._chain.is_free and has_plain_chains) or self._chain.given_steps == 0:
             return super()._tune(rng_key, problem, target)
         goal = self._goal._replace(is_start_free=self._goal.is_start_free and is_start_free)
-        return tune_all(rng_key, target, goal, self._run_trial)
+        runner = StagedRunner(_num_rows(goal, target))
+        deadline = None if self._max_seconds is None else time.monotonic() + self._max_seconds
+
+        def is_over() -> bool:
+            return deadline is not None and time.monotonic() > deadline
+
+        tools = Tools(self._run_trial, runner, runner.num_rows, is_over)
+        return tune_all(rng_key, target, goal, tools)
+
+
+def _num_rows(goal: Goal, target: TracedTarget) -> int:
+    """The largest number of steps that the budget may be spent on."""
+    affordable = max(goal.budget // _FEWEST_CHAINS, 64)
+    room = max(_MAX_WORDS // target.tracing.num_dims, 64)
+    return max(min(affordable, room, _MOST_STEPS), goal.num_steps or 0)

@@ -29,7 +29,7 @@ from numpyro_dais._util.weights import log_mean, systematic, weight_shares
 from numpyro_dais.sampler.begin import begin_chain
 from numpyro_dais.sampler.kernel import UNCORRECTED, ChainState, Noise, Step, forward_step
 from numpyro_dais.sampler.loop import Memory, scan_steps
-from numpyro_dais.sampler.noise import NoiseBlocks, block_length, draw_chain_noise
+from numpyro_dais.sampler.noise import noise_of_each
 from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.path import (
     LogDensities,
@@ -149,25 +149,12 @@ def _run_island(
 
     steps = settings.steps(positions.shape[-1])
     island = _Island(state, origin, jnp.zeros((), kinetic.dtype))
-    noise = _noise_of_each(state, begun.noise_key, len(steps.beta))
+    noise = noise_of_each(state, begun.noise_key, len(steps.beta))
     island, _ = scan_steps(step_fn, noise, island, steps, memory, on_step)
     log_weights = _log_weights(island, densities_fn(island.state.position))
     log_evidence = island.log_evidence + log_mean(log_weights)
     chosen = random.categorical(choice_key, log_weights)
     return log_evidence, island.state.position[chosen], is_start_finite
-
-
-def _noise_of_each(states: ChainState, noise_keys: jax.Array, num_steps: int) -> NoiseBlocks:
-    """Returns the noise of chains that have a key each, as if each ran on its own."""
-    one = jax.tree.map(lambda x: x[0], states)
-
-    def draw_fn(index: jax.Array, num_steps: int) -> Noise:
-        def draw(key: jax.Array) -> Noise:
-            return draw_chain_noise(one, key, index, num_steps)
-
-        return jax.vmap(draw, out_axes=1)(noise_keys)
-
-    return NoiseBlocks(draw_fn, block_length(num_steps, one.momentum.size))
 
 
 def _log_weights(island: _Island, last: LogDensities) -> jax.Array:

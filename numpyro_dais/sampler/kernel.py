@@ -19,10 +19,16 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from numpyro_dais.sampler.path import LogDensities, LogDensitiesFn, tempered_gradient
+from numpyro_dais.sampler.path import (
+    LogDensities,
+    LogDensitiesFn,
+    tempered_gradient,
+    tempered_gradient_and_ratio,
+)
 
 __all__ = [
     "UNCORRECTED",
+    "Axes",
     "ChainState",
     "Noise",
     "Step",
@@ -34,9 +40,11 @@ __all__ = [
     "kick",
     "kinetic_change",
     "leapfrog",
+    "observed_step",
     "refresh",
     "reverse_step",
     "split_preconditioner",
+    "with_matrices",
     "with_preconditioner",
 ]
 
@@ -58,18 +66,33 @@ class Transition(NamedTuple):
 UNCORRECTED = Transition()
 
 
+class Axes(NamedTuple):
+    """
+    A preconditioner :math:`L = B diag(s)` whose axes are those of all steps.
+
+    :param scale: :math:`s`, ``[num_dims]``, of one step; None where it is kept elsewhere.
+    :param basis: :math:`B`, ``[num_dims, num_dims]``; its columns need not be orthogonal.
+    """
+
+    scale: jax.Array | None
+    basis: jax.Array
+
+
+# Of one step: None, diagonal [num_dims], lower triangular [num_dims, num_dims], or along axes.
+Preconditioner: TypeAlias = jax.Array | Axes | None
+
+
 class Step(NamedTuple):
     """
     Settings of one transition, or, stacked along a leading axis, of a chain; the leading axis of a
-    preconditioner that all steps share is of length 1.
+    preconditioner that all steps share is of length 1, and a basis that they share has none.
     """
 
     beta: jax.Array
     previous_beta: jax.Array
     step_size: jax.Array  # a number, or one per element of a plate
     damping: jax.Array
-    # None, diagonal [num_dims] or lower triangular [num_dims, num_dims]
-    preconditioner: jax.Array | None
+    preconditioner: Preconditioner
 
 
 class Noise(NamedTuple):
@@ -93,29 +116,53 @@ class ChainState(NamedTuple):
     densities: LogDensities | None
 
 
-def split_preconditioner(steps: Step) -> tuple[Step, jax.Array | None]:
-    """Returns the settings without a preconditioner that all steps share, and that one."""
-    if steps.preconditioner is None or len(steps.preconditioner) == len(steps.beta):
-        return steps, None
-    return steps._replace(preconditioner=None), steps.preconditioner[0]
+def split_preconditioner(steps: Step) -> tuple[Step, Preconditioner]:
+    """
+    Returns the settings without what all steps share of their preconditioners, and that part.
+    """
+    preconditioner, basis = steps.preconditioner, None
+    if isinstance(preconditioner, Axes):
+        preconditioner, basis = preconditioner
+    shared = None
+    if preconditioner is not None and len(preconditioner) != len(steps.beta):
+        preconditioner, shared = None, preconditioner[0]
+    steps = steps._replace(preconditioner=preconditioner)
+    return steps, shared if basis is None else Axes(shared, basis)
 
 
-def with_preconditioner(step: Step, preconditioner: jax.Array | None) -> Step:
+def with_preconditioner(step: Step, shared: Preconditioner) -> Step:
     """Returns the settings of a transition with what :func:`split_preconditioner` took away."""
-    return step if preconditioner is None else step._replace(preconditioner=preconditioner)
+    if shared is None:
+        return step
+    if isinstance(shared, Axes) and shared.scale is None:
+        assert not isinstance(step.preconditioner, Axes)
+        shared = shared._replace(scale=step.preconditioner)
+    return step._replace(preconditioner=shared)
 
 
-def apply(preconditioner: jax.Array | None, vector: jax.Array) -> jax.Array:
+def with_matrices(steps: Step) -> Step:
+    """Returns the settings of a chain with matrices in place of a preconditioner along axes."""
+    if not isinstance(steps.preconditioner, Axes):
+        return steps
+    scale, basis = steps.preconditioner
+    return steps._replace(preconditioner=basis[None] if scale is None else scale[:, None] * basis)
+
+
+def apply(preconditioner: Preconditioner, vector: jax.Array) -> jax.Array:
     """Returns :math:`L v`."""
     if preconditioner is None:
         return vector
+    if isinstance(preconditioner, Axes):
+        return apply(preconditioner.scale, vector) @ preconditioner.basis.T
     if preconditioner.ndim == 1:
         return preconditioner * vector
     return vector @ preconditioner.T
 
 
-def apply_transpose(preconditioner: jax.Array | None, vector: jax.Array) -> jax.Array:
+def apply_transpose(preconditioner: Preconditioner, vector: jax.Array) -> jax.Array:
     r"""Returns :math:`L^\top g`."""
+    if isinstance(preconditioner, Axes):
+        return apply(preconditioner.scale, vector @ preconditioner.basis)
     if preconditioner is None or preconditioner.ndim == 1:
         return apply(preconditioner, vector)
     return vector @ preconditioner
@@ -126,7 +173,7 @@ def leapfrog(
     position: jax.Array,
     momentum: jax.Array,
     step_size: jax.Array,
-    preconditioner: jax.Array | None,
+    preconditioner: Preconditioner,
 ) -> tuple[jax.Array, jax.Array]:
     r"""
     Returns position and momentum after a drift-kick-drift leapfrog step, which costs one gradient,
@@ -149,12 +196,12 @@ def leapfrog(
     return middle + drift(momentum, step_size, preconditioner), momentum
 
 
-def drift(momentum: jax.Array, step_size: jax.Array, preconditioner: jax.Array | None) -> jax.Array:
+def drift(momentum: jax.Array, step_size: jax.Array, preconditioner: Preconditioner) -> jax.Array:
     r"""Returns the change :math:`\tfrac{\eta}{2} L v` of the position in half a leapfrog step."""
     return 0.5 * jnp.asarray(step_size)[..., None] * apply(preconditioner, momentum)
 
 
-def kick(gradient: jax.Array, step_size: jax.Array, preconditioner: jax.Array | None) -> jax.Array:
+def kick(gradient: jax.Array, step_size: jax.Array, preconditioner: Preconditioner) -> jax.Array:
     r"""Returns the change :math:`\eta L^\top g` of the momentum in a leapfrog step."""
     return jnp.asarray(step_size)[..., None] * apply_transpose(preconditioner, gradient)
 
@@ -194,12 +241,40 @@ def forward_step(
     if transition.is_corrected:
         state = _anneal(state, step)
         state, acceptance = _corrected_move(noise, state, step, log_densities_fn, transition)
-    else:
-        moved = _move(state, step, log_densities_fn, transition)
-        log_weight = state.log_weight + kinetic_change(state.momentum, moved.momentum)
-        state, acceptance = moved._replace(log_weight=log_weight), None
-    momentum = refresh(noise.normal, state.momentum, step.damping)
-    return state._replace(momentum=momentum), acceptance
+        momentum = refresh(noise.normal, state.momentum, step.damping)
+        return state._replace(momentum=momentum), acceptance
+    gradient_fn = tempered_gradient(log_densities_fn, step.beta)
+    return _uncorrected_step(noise, state, step, gradient_fn, transition), None
+
+
+def observed_step(
+    noise: Noise, state: ChainState, step: Step, log_densities_fn: LogDensitiesFn
+) -> tuple[ChainState, jax.Array]:
+    r"""
+    Returns the state after one uncorrected transition, and :math:`\log p(D, u') - \log q_0(u')` at
+    the point :math:`u'` in its middle, where the gradient is taken, so that it costs nothing.
+
+    The parameters are those of :func:`forward_step`.
+    """
+    log_ratios = []
+    both_fn = tempered_gradient_and_ratio(log_densities_fn, step.beta)
+
+    def gradient_fn(position: jax.Array) -> jax.Array:
+        gradient, log_ratio = both_fn(position)
+        log_ratios.append(log_ratio)
+        return gradient
+
+    state = _uncorrected_step(noise, state, step, gradient_fn, UNCORRECTED)
+    return state, log_ratios[0]
+
+
+def _uncorrected_step(
+    noise: Noise, state: ChainState, step: Step, gradient_fn: GradientFn, transition: Transition
+) -> ChainState:
+    moved = _move(state, step, gradient_fn, transition)
+    log_weight = state.log_weight + kinetic_change(state.momentum, moved.momentum)
+    momentum = refresh(noise.normal, moved.momentum, step.damping)
+    return moved._replace(momentum=momentum, log_weight=log_weight)
 
 
 def reverse_step(
@@ -219,7 +294,7 @@ def reverse_step(
     if transition.is_corrected:
         state, acceptance = _corrected_move(noise, state, step, log_densities_fn, transition)
         return _anneal(state._replace(momentum=-state.momentum), step), acceptance
-    moved = _move(state, step, log_densities_fn, transition)
+    moved = _move(state, step, tempered_gradient(log_densities_fn, step.beta), transition)
     log_weight = state.log_weight + kinetic_change(moved.momentum, refreshed)
     return moved._replace(momentum=-moved.momentum, log_weight=log_weight), None
 
@@ -231,10 +306,8 @@ def _anneal(state: ChainState, step: Step) -> ChainState:
 
 
 def _move(
-    state: ChainState, step: Step, log_densities_fn: LogDensitiesFn, transition: Transition
+    state: ChainState, step: Step, gradient_fn: GradientFn, transition: Transition
 ) -> ChainState:
-    gradient_fn = tempered_gradient(log_densities_fn, step.beta)
-
     def body(_: jax.Array, point: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return leapfrog(gradient_fn, *point, step.step_size, step.preconditioner)
 
@@ -256,7 +329,7 @@ def _corrected_move(
     """Returns the move if it is accepted, else the same position with the momentum negated."""
     assert state.densities is not None
     assert noise.log_uniform is not None
-    moved = _move(state, step, log_densities_fn, transition)
+    moved = _move(state, step, tempered_gradient(log_densities_fn, step.beta), transition)
     moved = moved._replace(densities=log_densities_fn(moved.position))
     change = jax.tree.map(jnp.subtract, moved.densities, state.densities)
     log_ratio = change.log_start + step.beta * change.log_ratio

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from numpyro_dais.sampler.kernel import ChainState, Noise
 
-__all__ = ["NoiseBlocks", "block_length", "chain_noise", "draw_chain_noise", "even_length"]
+__all__ = ["NoiseBlocks", "block_length", "chain_noise", "draw_chain_noise", "even_length", "noise_of_each"]
 
 # Steps in a block at most. Trades memory, a buffer of so many steps, for calls of the generator: in
 # few dimensions a call costs more than its numbers, and blocks of 32 halved the cost of noise on a
@@ -129,3 +129,22 @@ def draw_chain_noise(
     # Drawn flat: with its final shape it takes XLA five times as long to compile.
     normal = random.normal(normal_key, (num_steps * momentum.size,), momentum.dtype)
     return Noise(normal.reshape(num_steps, *momentum.shape), log_uniform)
+
+
+def noise_of_each(states: ChainState, noise_keys: jax.Array, num_steps: int) -> NoiseBlocks:
+    """
+    Returns the noise of chains that have a key each, as if each ran on its own.
+
+    :param states: of the chains, along the leading axis; for their shapes.
+    :param noise_keys: the keys.
+    :param num_steps: the number of steps.
+    """
+    one = jax.tree.map(lambda x: x[0], states)
+
+    def draw_fn(index: jax.Array, num_steps: int) -> Noise:
+        def draw(key: jax.Array) -> Noise:
+            return draw_chain_noise(one, key, index, num_steps)
+
+        return jax.vmap(draw, out_axes=1)(noise_keys)
+
+    return NoiseBlocks(draw_fn, block_length(num_steps, one.momentum.size))

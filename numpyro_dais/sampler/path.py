@@ -19,6 +19,7 @@ __all__ = [
     "at_start",
     "at_temperature",
     "tempered_gradient",
+    "tempered_gradient_and_ratio",
 ]
 
 
@@ -79,11 +80,23 @@ def tempered_gradient(
     :param beta: the inverse temperature.
     """
 
-    def log_tempered(position: jax.Array) -> jax.Array:
-        log_start, log_ratio = log_densities_fn(position)
-        return jnp.sum(log_start + beta * log_ratio)
+    gradient_fn = tempered_gradient_and_ratio(log_densities_fn, beta)
+    return lambda position: gradient_fn(position)[0]
 
-    return jax.grad(log_tempered)
+
+def tempered_gradient_and_ratio(
+    log_densities_fn: LogDensitiesFn, beta: jax.Array
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+    r"""
+    Returns the gradient of :math:`\log f_\beta` and :math:`\log p(D, \cdot) - \log q_0` as a
+    function of the position. The parameters are those of :func:`tempered_gradient`.
+    """
+
+    def log_tempered(position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        log_start, log_ratio = log_densities_fn(position)
+        return jnp.sum(log_start + beta * log_ratio), log_ratio
+
+    return jax.grad(log_tempered, has_aux=True)
 
 
 def at_start(densities: LogDensities) -> LogDensities:

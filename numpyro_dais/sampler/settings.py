@@ -13,11 +13,13 @@ import numpy as np
 
 from numpyro_dais._util.checks import check_count, check_numbers
 from numpyro_dais._util.concreteness import is_concrete
-from numpyro_dais.sampler.kernel import Step
+from numpyro_dais.sampler.kernel import Axes, Step
 from numpyro_dais.sampler.mixture import Component, Mixture
 from numpyro_dais.sampler.schedule import Schedule, interpolate, validate_betas
 
 __all__ = [
+    "NO_DECISION",
+    "Decision",
     "PartialSettings",
     "Settings",
     "check_damping",
@@ -35,6 +37,27 @@ __all__ = [
 _SUFFIX = ".npz"
 
 
+@jax.tree_util.register_static
+class Decision:
+    """
+    Words on how settings were found, which no program depends on: all are equal.
+
+    :param lines: the words.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decision)
+
+    def __hash__(self) -> int:
+        return hash(Decision)
+
+
+NO_DECISION = Decision()
+
+
 class Settings(NamedTuple):
     """
     Settings of a chain of K steps.
@@ -49,6 +72,9 @@ class Settings(NamedTuple):
     :param num_gradients: gradient evaluations that were spent to find these settings.
     :param start: a start that was fitted to the posterior, or None for the estimator's own.
     :param num_particles: how many particles these settings are for, or None.
+    :param basis: axes :math:`B`, ``[num_dims, num_dims]``, along which a preconditioner that is
+        diagonal acts, :math:`L = B diag(s)`; None for those of the positions.
+    :param decision: how these settings were found, in words.
     """
 
     betas: jax.Array
@@ -58,6 +84,8 @@ class Settings(NamedTuple):
     num_gradients: int = 0
     start: Mixture | None = None
     num_particles: int | None = None
+    basis: jax.Array | None = None
+    decision: Decision = NO_DECISION
 
     @property
     def num_steps(self) -> int:
@@ -75,6 +103,7 @@ class Settings(NamedTuple):
                 self.preconditioner.shape, self.num_steps
             )
             kind = "none" if self.preconditioner is None else f"shape {self.preconditioner.shape}"
+            kind += "" if self.basis is None else ", along axes of its own"
             lines += [
                 f"  betas {_range(self.betas)}, half way at step {self._half_way} of {self.num_steps}",
                 f"  step size {_range(self.step_size)}, damping {_range(self.damping)}",
@@ -83,6 +112,7 @@ class Settings(NamedTuple):
         start = "as the estimator's" if self.start is None else self.start.description
         number = "" if self.num_particles is None else f"; for {self.num_particles} particles"
         lines.append(f"  start: {start}{number}; found with {self.num_gradients} gradients")
+        lines += [f"  {line}" for line in self.decision.lines]
         return "\n".join(lines)
 
     @property
@@ -100,11 +130,14 @@ class Settings(NamedTuple):
             "/".join(str(getattr(key, "name", key)) for key in keys): np.asarray(leaf)
             for keys, leaf in jax.tree_util.tree_leaves_with_path(self)
         }
+        arrays["decision"] = np.array(self.decision.lines, dtype=str)
         np.savez(path, **arrays)  # adds the suffix
 
     def of_chain(self) -> "Settings":
         """Returns what a compiled chain depends on, and nothing that would compile it again."""
-        return self._replace(num_gradients=0, start=None, num_particles=None)
+        return self._replace(
+            num_gradients=0, start=None, num_particles=None, decision=NO_DECISION
+        )
 
     def steps(self, num_dims: int) -> Step:
         """
@@ -116,6 +149,8 @@ class Settings(NamedTuple):
         preconditioner = self.preconditioner
         if preconditioner is not None:
             preconditioner = _by_step(preconditioner, self.num_steps, num_dims)
+        if self.basis is not None:
+            preconditioner = Axes(preconditioner, self.basis)
         previous = jnp.append(0.0, self.betas[:-1])[: self.num_steps]
         return Step(self.betas, previous, self.step_size, self.damping, preconditioner)
 
@@ -182,6 +217,7 @@ def load_settings(path: Any) -> Settings:
     counts: dict[str, Any] = {
         name: int(arrays.pop(name)) for name in ("num_gradients", "num_particles") if name in arrays
     }
+    decision = Decision(*arrays.pop("decision", np.zeros(0, str)).tolist())
     order = arrays.pop("start/order", None)
     floats: dict[str, Any] = {name: jnp.asarray(value, float) for name, value in arrays.items()}
 
@@ -192,9 +228,9 @@ def load_settings(path: Any) -> Settings:
     component = part("start/components/")
     mixture = part("start/")
     if order is None:
-        return Settings(**floats, **counts)
+        return Settings(**floats, **counts, decision=decision)
     start = Mixture(jnp.asarray(order), Component(**component), **mixture)
-    return Settings(**floats, **counts, start=start)
+    return Settings(**floats, **counts, start=start, decision=decision)
 
 
 def _find_file(path: Any) -> Any:

@@ -24,10 +24,11 @@ few per cent of that of the best schedule and step sizes, found by ascent on the
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from numpyro_dais.sampler.settings import Settings, diagonal_per_step, make_settings
+from numpyro_dais._util.concreteness import as_floats
+from numpyro_dais.sampler.settings import Settings, make_settings
 from numpyro_dais.tuning.population import MeasuredPath
 
-__all__ = ["anneal", "damping_of"]
+__all__ = ["anneal", "damping_of", "increasing"]
 
 # The shortest step, as a share of the longest: shorter ones move nothing. A round number.
 _FIRST_STEP = 0.15
@@ -40,11 +41,13 @@ _LAST_SHARE = 0.02
 def damping_of(step_size: float) -> float:
     r"""
     Returns the damping that goes with a step size in units of the density's width: none for steps
-    that forget by themselves, and more momentum the shorter they are.
+    that forget by themselves. Short steps lose about 0.3 of their momentum on a way of one width:
+    measured on a log-Gaussian Cox process in 256 dimensions, 0.12 to 0.5 are equally good, 0.03 and
+    1 are not, at any number of steps.
 
     :param step_size: :math:`\eta`.
     """
-    return float(np.clip(1 - 0.75 * step_size, 0.0, 0.95))
+    return float(np.clip(1 - 0.3 * step_size - 0.35 * step_size**2, 0.0, 0.999))
 
 
 def anneal(path: MeasuredPath, num_steps: int, step_size: float, damping: float) -> Settings:
@@ -85,12 +88,13 @@ def anneal(path: MeasuredPath, num_steps: int, step_size: float, damping: float)
     lengths = np.append(lengths, lengths_last)
     contractions = np.append(contractions, contractions_last)
     step_sizes = np.maximum(2 * np.sqrt(-np.expm1(-contractions)), _FIRST_STEP * step_size)
-    return make_settings(
-        _increasing(_betas_at(path, lengths)),
+    settings = make_settings(
+        increasing(_betas_at(path, lengths)),
         np.minimum(step_sizes, step_size),
         damping,
         _scales_at(path, lengths),
     )
+    return settings if path.basis is None else settings._replace(basis=as_floats(path.basis))
 
 
 def _betas_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
@@ -103,7 +107,7 @@ def _betas_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
     return np.minimum(betas, 1.0)
 
 
-def _increasing(betas: np.ndarray) -> np.ndarray:
+def increasing(betas: np.ndarray) -> np.ndarray:
     """The same, with ties broken by amounts that do not matter, and a last one of exactly 1."""
     smallest = 1e-7 * max(betas[betas > 0].min(initial=1.0), 1e-20)
     betas = np.maximum(betas, smallest * np.arange(1, len(betas) + 1))
@@ -119,8 +123,10 @@ def _scales_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
     span = path.lengths[upper] - path.lengths[upper - 1]
     share = np.where(span > 0, (lengths - path.lengths[upper - 1]) / np.where(span > 0, span, 1), 1)
     if path.scales.ndim == 2:
+        if np.all(path.scales == path.scales[0]):
+            return path.scales[0]
         share = share[:, None]
         logs = np.log(path.scales)
-        return diagonal_per_step(np.exp((1 - share) * logs[upper - 1] + share * logs[upper]))
+        return np.exp((1 - share) * logs[upper - 1] + share * logs[upper])[:, None]
     share = share[:, None, None]
     return (1 - share) * path.scales[upper - 1] + share * path.scales[upper]

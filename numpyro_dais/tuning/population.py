@@ -66,6 +66,8 @@ class MeasuredPath(NamedTuple):
     :param is_seen: whether there was anything to see: if the density is zero nearly everywhere that
         the start goes, the path is one leap, as wide as the start.
     :param has_zeros: whether the density was zero at draws of the start.
+    :param basis: axes along which scales of ``[num_levels, num_dims]`` are; None for those of the
+        positions.
     """
 
     betas: np.ndarray
@@ -75,6 +77,7 @@ class MeasuredPath(NamedTuple):
     num_gradients: int
     is_seen: bool = True
     has_zeros: bool = False
+    basis: np.ndarray | None = None
 
     @property
     def log_widths(self) -> np.ndarray:

@@ -5,250 +5,387 @@
 Self-tuning: a start, a schedule, step sizes, and numbers of steps and particles for a wanted error.
 
 Everything here runs on the host, around compiled pieces, and spends gradients on one question:
-which settings give the smallest error of the log evidence for what is left of the budget. Settings
-are frozen before the reported run, whose randomness is fresh, so that its weights are unbiased
-whatever was decided here.
+which settings give the smallest error of the log evidence for what is left of the budget. It goes
+in rounds of more and more steps. The errors of earlier rounds decide which one will be the last,
+and with which settings; its randomness is fresh, and it is reported whatever it gives, so that its
+weights are unbiased whatever was decided here.
 """
 
+from collections.abc import Callable
 import math
+import time
 from typing import NamedTuple
 
 import jax
+from jax import random
 import numpy as np
 
 from numpyro_dais._util.keys import named_key
-from numpyro_dais._util.weights import relative_variance
 from numpyro_dais.model.traced import TracedTarget
-from numpyro_dais.sampler.settings import Settings, no_steps
-from numpyro_dais.tuning.annealing import anneal, damping_of
+from numpyro_dais.sampler.particles import Run
+from numpyro_dais.sampler.rounds import Round, round_of
+from numpyro_dais.sampler.settings import Decision, Settings, no_steps
+from numpyro_dais.tuning.candidates import LADDER, Candidate, along, plain_candidates
+from numpyro_dais.tuning.curvature import find_curvature
+from numpyro_dais.tuning.curvature_path import along_axes, constant_path, curvature_path
 from numpyro_dais.tuning.fitting import (
-    BLOCK,
     LARGEST_KHAT,
-    SAFETY,
     Fit,
     RunFn,
     find_start,
     judge_start,
 )
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
+from numpyro_dais.tuning.plan import Plan, plan_chains, plan_draws
 from numpyro_dais.tuning.population import MeasuredPath, measure_path
+from numpyro_dais.tuning.spread import start_draws, start_spread
+from numpyro_dais.tuning.trials import Trial, barrier_of, measured_anew
 
-__all__ = ["tune_all"]
+__all__ = ["Tools", "Tuned", "tune_all"]
 
-# Nats: an error without steps which is good enough, since steps would cost a measured path first.
-# A round number.
+# Nats: an error without steps which is good enough, since steps would cost trials first. A round
+# number.
 _GOOD_ENOUGH = 0.03
-# Particles that are wanted with steps, and what a short budget may leave: fewer have no error bar.
-_MIN_PARTICLES, _FEWEST_PARTICLES = 128, 32
-# Particles at most: what they would add to the accuracy is far below any goal. A round number.
-_MAX_PARTICLES = 2**18
-# Of the budget, to measure the path: what is spent here is missing in the run. A round number.
-_PATH_SHARE = 0.2
-# Of the runs that compare step sizes, and of the one that plans: as short as their ranking allows.
-_NUM_TRIAL_STEPS = 32
-_NUM_TRIAL_PARTICLES = 16
-_NUM_PLAN_PARTICLES = 48
-# In units of the density's width: from the one that forgets a Gaussian in one step, down by factors
-# of about two.
-_STEP_SIZES = (1.4, 1.1, 0.8, 0.5, 0.3, 0.15, 0.07, 0.03)
+# Of the gradients that the run may take: those of one trial; of a path that a population measures;
+# of the curvature around a mode; and of all rounds before the last. Measured on a few targets.
+_TRIAL_SHARE = 0.006
+_PATH_SHARE = 0.08
+_CURVATURE_SHARE = 0.08
+_ROUND_SHARE = 0.06
+# Steps of a first trial: a few, or as many as rank candidates well.
+_TRIAL_STEPS = 16, 64
+# Particles of a trial: as many as run at a time; and of a round.
+_NUM_TRIAL_PARTICLES = 8
+_NUM_ROUND_PARTICLES = 16
+# How many times as many steps the next round has: few rounds, and short ways to extrapolate.
+_GROWTH = 4
+# The variance of log weights in a first trial below which no other path is looked for: a run of a
+# few times as many steps will do.
+_SMALL_VARIANCE = 2.0
 # Dimensions above which a population of 72 knows too little of a covariance. A round number.
-_MAX_DENSE_DIMS = 20
+_MAX_MEASURED_DIMS = 10
+# Draws that show the covariance of a fit, and dimensions up to which they do.
+_MAX_DENSE_DIMS = 100
 
 
-class _Trial(NamedTuple):
-    """A short run: its step size and log weights."""
+class Tools(NamedTuple):
+    """
+    What tuning runs particles with.
 
-    step_size: float
-    log_weights: np.ndarray
+    :param draw: particles without steps: key, target, settings and their number to log weights.
+    :param run: chains: the same to particles and to what each step saw of the path.
+    :param num_rows: the largest number of steps.
+    :param is_over: whether time is up.
+    """
 
-    @property
-    def bound(self) -> float:
-        """
-        The mean log weight without the lowest quarter, where stray draws of a defensive start are.
-        """
-        mean = float(np.mean(self._upper))
-        return mean if np.isfinite(mean) else -math.inf
-
-    @property
-    def _upper(self) -> np.ndarray:
-        return np.sort(self.log_weights)[len(self.log_weights) // 4 :]
-
-    @property
-    def log_variance(self) -> float:
-        """The variance of normal log weights that would have the same effective sample size."""
-        if not np.all(np.isfinite(self._upper)):
-            return 100.0
-        spread = float(np.var(self._upper, ddof=1))
-        spread *= 1.87  # which the upper three quarters of a normal's have less
-        from_weights = math.log1p(relative_variance(self.log_weights))
-        is_known = math.expm1(from_weights) < len(self.log_weights) / 5
-        return max(min(from_weights, spread) if is_known else spread, 1e-4)
+    draw: RunFn
+    run: Callable[[jax.Array, TracedTarget, Settings, int], tuple[Run, np.ndarray]]
+    num_rows: int
+    is_over: Callable[[], bool]
 
 
-class _Plan(NamedTuple):
-    """Numbers of steps and particles, and what they promise."""
+class Tuned(NamedTuple):
+    """
+    What tuning has found.
 
-    num_steps: int
-    num_particles: int
-    error: float
-    cost: float
+    :param settings: the settings of the last round.
+    :param history: the rounds before it.
+    :param finished: the last round itself, if it was run already: time is up.
+    :param note: why, in words.
+    """
+
+    settings: Settings
+    history: tuple[Round, ...] = ()
+    finished: Run | None = None
+    note: str = ""
 
 
-def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, run_fn: RunFn) -> Settings:
+def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, tools: Tools) -> Tuned:
     """
     Returns settings for a goal.
 
     :param rng_key: a JAX random key.
     :param target: the target, with its own start.
     :param goal: what the settings are for.
-    :param run_fn: runs particles.
+    :param tools: runs particles.
     """
-    fit, spent = None, 0.0
-    if goal.is_start_free:
-        fit, spent = find_start(named_key(rng_key, "fit"), target, goal, run_fn)
-    mixture = None
-    if fit is not None and fit.quality.khat < LARGEST_KHAT:
-        mixture = fit.mixture
-    if goal.num_steps is None and fit is not None and _is_good(fit, goal, spent):
-        return _without_steps(fit, goal, spent)
-    started = target.with_mixture(mixture)
-    path = _measure(named_key(rng_key, "path"), started, goal, spent)
-    if goal.num_steps is None and path.has_zeros:
-        # A hard constraint has no mode to fit at its edge, and chains run against it; but draws of
-        # the start, of weight zero or not, see all of it.
-        own, own_cost = judge_start(named_key(rng_key, "own start"), target, run_fn)
-        spent += own_cost
-        if not path.is_seen or _is_good(own, goal, spent):
-            return _without_steps(own, goal, spent + path.num_gradients)
-        if fit is None or own.quality.score < fit.quality.score:
-            fit = own
-    trial, trial_cost = _find_step_size(named_key(rng_key, "trials"), started, path, run_fn)
-    spent += path.num_gradients + trial_cost
-    plan = _Plan(goal.num_steps or 0, goal.num_particles or DEFAULT_NUM_PARTICLES, 0.0, 0.0)
-    if goal.num_steps is None:
-        key = named_key(rng_key, "plan")
-        plan, plan_cost = _make_plan(key, started, path, trial, goal, spent, run_fn)
-        spent += plan_cost
-        if fit is not None and _error_without_steps(fit, goal, spent) < plan.error:
-            return _without_steps(fit, goal, spent)
-    settings = anneal(path, plan.num_steps, trial.step_size, damping_of(trial.step_size))
-    return settings._replace(
-        start=mixture,
-        num_particles=plan.num_particles,
-        num_gradients=math.ceil(spent),
-    )
+    tuner = _Tuner(rng_key, target, goal, tools)
+    try:
+        return tuner.tune()
+    except KeyboardInterrupt:
+        if tuner.last is None:
+            raise
+        return tuner.finish_early("Interrupted")
 
 
-def _measure(rng_key: jax.Array, target: TracedTarget, goal: Goal, spent: float) -> MeasuredPath:
-    """The path as a population sees it, for a share of the budget."""
-    num_particles = int(np.clip(72 * goal.budget / 1e5, 48, 512))
-    return measure_path(
-        rng_key,
-        target,
-        num_particles,
-        int(max(_PATH_SHARE * goal.budget, 0.5 * (goal.budget - spent))),
-        max_dense_dims=min(_MAX_DENSE_DIMS, num_particles // 8),
-    )
+class _Tuner:
+    """One search for settings, what it has spent so far, and what it has seen."""
+
+    def __init__(self, rng_key: jax.Array, target: TracedTarget, goal: Goal, tools: Tools) -> None:
+        self.rng_key, self.target, self.goal, self.tools = rng_key, target, goal, tools
+        self.spent = 0.0
+        self.history: list[Round] = []
+        self.words: list[str] = []
+        self.last: Trial | None = None
+        self.began = time.perf_counter()
+        # What the run itself may cost, of which tuning takes shares.
+        self.size = float(goal.budget)
+        if goal.num_steps is not None:
+            number = goal.num_particles or DEFAULT_NUM_PARTICLES
+            self.size = min(self.size, float(goal.num_steps * number))
+
+    @property
+    def left(self) -> float:
+        """Gradients that are left."""
+        return max(self.goal.budget - self.spent, 0.0)
+
+    def tune(self) -> Tuned:
+        fit = self._fit()
+        if fit is not None and self.goal.num_steps is None and self._is_good(fit):
+            return self._without_steps(fit)
+        trials = self._first_trials(fit)
+        if self.goal.num_steps is None and self.own is not None and self._is_good(self.own):
+            return self._without_steps(self.own)
+        best = self._rounds(trials)
+        if best is None:
+            return self.finish_early("Time is up")
+        plan = plan_chains(best, self.goal, self.left, self.tools.num_rows)
+        fits = [] if self.goal.num_steps is not None else [f for f in (fit, self.own) if f]
+        for other in fits:
+            if self._plan_draws(other).log_error < plan.log_error:
+                return self._without_steps(other)
+        return self._with_steps(best, plan)
+
+    def finish_early(self, reason: str) -> Tuned:
+        """Returns the last round that has finished as the result."""
+        assert self.last is not None
+        trial = self.last
+        settings = trial.candidate.at(trial.num_steps)._replace(
+            start=trial.candidate.start,
+            num_particles=len(trial.log_weights),
+            num_gradients=math.ceil(self.spent),
+            decision=Decision(*self.words),
+        )
+        note = (
+            f"{reason}: this is the last round that was finished, of {trial.num_steps} steps; it was "
+            "chosen among candidates by its own weights."
+        )
+        return Tuned(settings, tuple(self.history), trial.run, note)
+
+    own: Fit | None = None
+
+    # --- starts ---------------------------------------------------------------------------------
+
+    def _fit(self) -> Fit | None:
+        if not self.goal.is_start_free:
+            return None
+        key = named_key(self.rng_key, "fit")
+        fit, cost = find_start(key, self.target, self.goal, self.tools.draw)
+        self.spent += cost
+        return fit
+
+    def _is_good(self, fit: Fit) -> bool:
+        """True if particles without steps have an error that leaves nothing to be wanted."""
+        return self._plan_draws(fit).error <= max(self.goal.target_error, _GOOD_ENOUGH)
+
+    def _plan_draws(self, fit: Fit) -> Plan:
+        return plan_draws(fit.quality.score, self.goal, self.left)
+
+    def _without_steps(self, fit: Fit) -> Tuned:
+        plan = self._plan_draws(fit)
+        kind = "the start itself" if fit.mixture is None else fit.mixture.description
+        variance, khat = fit.quality
+        self.words.append(
+            f"no steps: draws of {kind} have a relative variance of {variance:.2g} (k-hat "
+            f"{khat:.2f}), and {plan.num_particles} of them an error of {plan.error:.2g}"
+        )
+        settings = no_steps()._replace(
+            start=fit.mixture,
+            num_particles=plan.num_particles,
+            num_gradients=math.ceil(self.spent),
+            decision=Decision(*self.words),
+        )
+        return Tuned(settings, tuple(self.history))
+
+    def _with_steps(self, trials: list[Trial], plan: Plan) -> Tuned:
+        candidate = trials[-1].candidate
+        self.words.append(
+            f"{plan.num_steps} steps of {candidate.words}: log weights had a variance of "
+            f"{trials[-1].log_variance:.2g} at {trials[-1].num_steps} steps; an error of "
+            f"{plan.error:.2g} is expected from {plan.num_particles} particles"
+        )
+        settings = candidate.at(plan.num_steps)._replace(
+            start=candidate.start,
+            num_particles=plan.num_particles,
+            num_gradients=math.ceil(self.spent),
+            decision=Decision(*self.words),
+        )
+        return Tuned(settings, tuple(self.history))
+
+    # --- trials ---------------------------------------------------------------------------------
+
+    def _first_trials(self, fit: Fit | None) -> list[Trial]:
+        """Trials of all candidates, the best first."""
+        wanted = _TRIAL_SHARE * self.size / _NUM_TRIAL_PARTICLES
+        num_steps = int(np.clip(2 ** round(math.log2(max(wanted, 1.0))), *_TRIAL_STEPS))
+        if self.goal.num_steps is not None:
+            num_steps = min(num_steps, self.goal.num_steps)
+        self.trial_steps = num_steps
+        trials: list[Trial] = []
+        if fit is not None and fit.mixture is not None and fit.quality.khat < LARGEST_KHAT:
+            started = self.target.with_mixture(fit.mixture.bare())
+            trials += self._climb(self._fit_path(started), started, "from the fit")
+            if _best(trials).log_variance < _SMALL_VARIANCE:
+                return self._ranked(trials)
+        trials += self._from_own_start()
+        return self._ranked(trials)
+
+    def _from_own_start(self) -> list[Trial]:
+        target = self.target.with_mixture(None)
+        draws = np.asarray(start_draws(named_key(self.rng_key, "draws"), target), np.float64)
+        unit = start_spread(draws)
+        trials = []
+        path = self._curvature_path(target, draws)
+        if path is not None:
+            trials += self._climb(path, target, "along the curvature")
+        trials += [self._try(candidate) for candidate in plain_candidates(target, unit)]
+        if _best(trials).log_variance < _SMALL_VARIANCE:
+            return trials
+        measured = measure_path(
+            named_key(self.rng_key, "path"),
+            target,
+            int(np.clip(72 * self.size / 1e5, 32, 512)),
+            int(min(_PATH_SHARE * self.size, 0.5 * self.left)),
+            max_dense_dims=_MAX_MEASURED_DIMS,
+        )
+        self.spent += measured.num_gradients
+        if self.goal.num_steps is None and measured.has_zeros:
+            # A hard constraint has no mode to fit at its edge, and chains run against it; but draws
+            # of the start, of weight zero or not, see all of it.
+            key = named_key(self.rng_key, "own start")
+            self.own, cost = judge_start(key, target, self.tools.draw)
+            self.spent += cost
+        trials += self._climb(along_axes(measured), target, "along a measured path")
+        return trials
+
+    def _curvature_path(self, target: TracedTarget, draws: np.ndarray) -> MeasuredPath | None:
+        most = int(_CURVATURE_SHARE * self.size)
+        curvature = find_curvature(named_key(self.rng_key, "curvature"), target, most)
+        if curvature is None:
+            return None
+        self.spent += curvature.num_gradients
+        return curvature_path(curvature, np.median(draws, axis=0))
+
+    def _fit_path(self, started: TracedTarget) -> MeasuredPath:
+        draws = np.asarray(start_draws(named_key(self.rng_key, "fitted"), started), np.float64)
+        if draws.shape[1] > _MAX_DENSE_DIMS:
+            return constant_path(start_spread(draws), None)
+        covariance = np.atleast_2d(np.cov(draws, rowvar=False))
+        widths, axes = np.linalg.eigh(covariance)
+        widths = np.sqrt(np.maximum(widths, 1e-8 * widths.max()))
+        return constant_path(np.ones(len(widths)), axes * widths)
+
+    def _climb(self, path: MeasuredPath, target: TracedTarget, family: str) -> list[Trial]:
+        """Trials of a ladder of step sizes, from its middle to where the bound is highest."""
+        trials: dict[int, Trial] = {}
+
+        def look(place: int) -> float:
+            if not 0 <= place < len(LADDER):
+                return -math.inf
+            if place not in trials:
+                trials[place] = self._try(along(path, target, LADDER[place], family))
+            return trials[place].bound
+
+        place = len(LADDER) // 2 - 1
+        direction = -1 if look(place - 1) > look(place) else 1
+        while look(place + direction) > look(place) or (
+            direction == 1 and not math.isfinite(look(place)) and place + 1 < len(LADDER)
+        ):
+            place += direction
+        return list(trials.values())
+
+    def _try(
+        self,
+        candidate: Candidate,
+        num_steps: int | None = None,
+        num_particles: int = _NUM_TRIAL_PARTICLES,
+        key: str = "trials",
+    ) -> Trial:
+        settings = candidate.at(num_steps or self.trial_steps)
+        run, log_ratios = self.tools.run(
+            named_key(self.rng_key, key), candidate.target, settings, num_particles
+        )
+        self.spent += num_particles * (settings.num_steps + 1)
+        return Trial(
+            candidate,
+            run,
+            np.asarray(run.log_weights, np.float64),
+            np.asarray(log_ratios, np.float64),
+            np.asarray(settings.betas, np.float64),
+        )
+
+    def _ranked(self, trials: list[Trial]) -> list[Trial]:
+        """Trials by their bound, one of each family."""
+        ranked = sorted(trials, key=lambda trial: -trial.bound)
+        families: dict[str, Trial] = {}
+        for trial in ranked:
+            families.setdefault(trial.candidate.family, trial)
+        chosen = list(families.values())
+        listed = "; ".join(f"{t.candidate.words} {t.bound:.5g}" for t in chosen[:4])
+        self.words.append(
+            f"best of {len(trials)} candidates at {chosen[0].num_steps} steps, by their bounds: {listed}"
+        )
+        self._keep(chosen[0])
+        return chosen
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def _rounds(self, trials: list[Trial]) -> list[Trial] | None:
+        """
+        Runs of the best candidate, of more and more steps; None if time is up.
+        """
+        seen, rivals = [trials[0]], [trial.candidate for trial in trials[:2]]
+        number = 0
+        while True:
+            if self.tools.is_over():
+                return None
+            num_steps = _GROWTH * seen[-1].num_steps
+            if self.goal.num_steps is not None:
+                num_steps = min(num_steps, self.goal.num_steps)
+            cost = _NUM_ROUND_PARTICLES * num_steps * len(rivals)
+            plan = plan_chains(seen, self.goal, self.left, self.tools.num_rows)
+            share = 2 * _ROUND_SHARE * self.size
+            if cost > share or cost > 0.25 * self.left or num_steps == seen[-1].num_steps:
+                return seen
+            if cost > 0.5 * plan.cost or num_steps >= plan.num_steps:
+                return seen
+            number += 1
+            results = [
+                self._try(rival, num_steps, _NUM_ROUND_PARTICLES, f"round {number}")
+                for rival in rivals
+            ]
+            best = max(results, key=lambda trial: trial.bound)
+            if best.candidate.family != seen[-1].candidate.family:
+                seen = [t for t in trials if t.candidate.family == best.candidate.family][:1]
+            self._keep(best)
+            candidate = best.candidate
+            if candidate.path is not None:
+                candidate = candidate.with_path(measured_anew(candidate.path, best))
+            seen.append(best._replace(candidate=candidate))
+            rivals = [candidate]
+
+    def _keep(self, trial: Trial) -> None:
+        self.last = trial
+        self.history.append(
+            round_of(
+                trial.log_weights,
+                trial.num_steps,
+                self.spent,
+                time.perf_counter() - self.began,
+                barrier_of(trial),
+            )
+        )
 
 
-def _find_step_size(
-    rng_key: jax.Array, target: TracedTarget, path: MeasuredPath, run_fn: RunFn
-) -> tuple[_Trial, float]:
-    """
-    The step size with the best bound in short runs with the same randomness, and what they cost.
-    """
-    best, cost = _Trial(_STEP_SIZES[-1], np.array([-np.inf])), 0.0
-    for step_size in _STEP_SIZES:
-        settings = anneal(path, _NUM_TRIAL_STEPS, step_size, damping_of(step_size))
-        log_weights = run_fn(rng_key, target, settings, _NUM_TRIAL_PARTICLES)
-        cost += _NUM_TRIAL_PARTICLES * (_NUM_TRIAL_STEPS + 0.5)
-        trial = _Trial(step_size, log_weights)
-        if trial.bound > best.bound:
-            best = trial
-        elif np.isfinite(best.bound):
-            break
-    return best, cost
-
-
-def _make_plan(
-    rng_key: jax.Array,
-    target: TracedTarget,
-    path: MeasuredPath,
-    trial: _Trial,
-    goal: Goal,
-    spent: float,
-    run_fn: RunFn,
-) -> tuple[_Plan, float]:
-    """
-    Numbers of steps and particles, from a longer trial; the variance of log weights falls as 1/K.
-    """
-    wanted = _NUM_TRIAL_STEPS * trial.log_variance
-    affordable = 0.1 * max(goal.budget - spent, 0.0) / _NUM_PLAN_PARTICLES
-    num_steps = _power_of_two(min(max(wanted, 8.0), max(affordable, 8.0)))
-    settings = anneal(path, num_steps, trial.step_size, damping_of(trial.step_size))
-    log_weights = run_fn(rng_key, target, settings, _NUM_PLAN_PARTICLES)
-    cost = _NUM_PLAN_PARTICLES * (num_steps + 0.5)
-    scale = num_steps * _Trial(trial.step_size, log_weights).log_variance
-    plans = []
-    for exponent in range(3, 15):
-        steps = 2**exponent
-        variance = math.expm1(min(scale / steps, 500.0))
-        num_particles, error = _plan_particles(variance, steps + 0.5, goal, spent + cost)
-        plans.append(_Plan(steps, num_particles, error, num_particles * (steps + 0.5)))
-    affordable_plans = [
-        plan
-        for plan in plans
-        if spent + cost + plan.cost <= goal.budget and plan.num_particles >= _FEWEST_PARTICLES
-    ] or plans[:1]
-    good = [plan for plan in affordable_plans if plan.error <= goal.target_error]
-    if good:
-        return min(good, key=lambda plan: plan.cost), cost
-    return min(affordable_plans, key=lambda plan: plan.error), cost
-
-
-def _plan_particles(
-    variance: float, cost_per_particle: float, goal: Goal, spent: float
-) -> tuple[int, float]:
-    """
-    The number of particles for the wanted error, or as many as the budget allows, and their error.
-    """
-    variance = max(SAFETY * variance, 1e-12)
-    affordable = max(int((goal.budget - spent) / cost_per_particle), 1)
-    if affordable > BLOCK:
-        affordable -= affordable % BLOCK
-    wanted = math.ceil(min(variance / goal.target_error**2, _MAX_PARTICLES))
-    # Without steps particles cost next to nothing, and more of them see more of the tail.
-    fewest = _MIN_PARTICLES if cost_per_particle > 1 else BLOCK
-    wanted = min(max(wanted, fewest), _MAX_PARTICLES)
-    num_particles = min(_round_up(wanted), affordable)
-    if goal.num_particles is not None:
-        num_particles = goal.num_particles
-    return num_particles, math.sqrt(variance / num_particles)
-
-
-def _is_good(fit: Fit, goal: Goal, spent: float) -> bool:
-    """True if particles without steps have an error that leaves nothing to be wanted."""
-    return _error_without_steps(fit, goal, spent) <= max(goal.target_error, _GOOD_ENOUGH)
-
-
-def _error_without_steps(fit: Fit, goal: Goal, spent: float) -> float:
-    return _plan_particles(fit.quality.score, 0.5, goal, spent)[1]
-
-
-def _without_steps(fit: Fit, goal: Goal, spent: float) -> Settings:
-    num_particles, _ = _plan_particles(fit.quality.score, 0.5, goal, spent)
-    return no_steps()._replace(
-        start=fit.mixture, num_particles=num_particles, num_gradients=math.ceil(spent)
-    )
-
-
-def _round_up(number: int) -> int:
-    """A number of particles for which a compiled program is likely to be there already."""
-    if number > BLOCK:
-        return -(-number // BLOCK) * BLOCK
-    unit = max(2 ** (number.bit_length() - 3), 1)
-    return -(-number // unit) * unit
-
-
-def _power_of_two(value: float) -> int:
-    return 2 ** math.floor(math.log2(value))
+def _best(trials: list[Trial]) -> Trial:
+    return max(trials, key=lambda trial: trial.bound)

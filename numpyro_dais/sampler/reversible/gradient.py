@@ -47,7 +47,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 import jax.numpy as jnp
 
-from numpyro_dais.sampler.kernel import ChainState, Step, split_preconditioner
+from numpyro_dais.sampler.kernel import ChainState, Step, split_preconditioner, with_matrices
 from numpyro_dais.sampler.noise import block_length, draw_chain_noise
 from numpyro_dais.sampler.path import LogDensities, LogDensitiesFn
 from numpyro_dais.sampler.reversible.fixed_point import (
@@ -177,7 +177,7 @@ def prepare(
     Returns the arguments of :func:`~numpyro_dais.sampler.reversible.passes.forward_pass` but for
     its key. The parameters are those of :func:`run_reversible`.
     """
-    steps, preconditioner = split_preconditioner(steps)
+    steps, preconditioner = split_preconditioner(with_matrices(steps))
     ratio = options.ratio
     if ratio is None:
         damping, ratio = rational_damping(steps.damping)

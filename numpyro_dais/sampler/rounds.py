@@ -1,0 +1,62 @@
+# Copyright Contributors to the numpyro_dais project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a self-tuned run has found out on its way."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_dais._util.weights import log_mean, log_mean_error, mean_log
+
+__all__ = ["Round", "round_of"]
+
+
+class Round(NamedTuple):
+    """
+    One round of a self-tuned run; the last one is the result.
+
+    :param num_steps: the number of steps of its chains.
+    :param num_particles: the number of its particles.
+    :param num_gradients: gradients that were spent up to its end, all tuning included.
+    :param seconds: seconds up to its end.
+    :param log_evidence: its estimate.
+    :param standard_error: of the estimate.
+    :param lower_bound: the mean log weight.
+    :param barrier: the length of the path as its chains have felt it; see
+        :func:`numpyro_dais.tuning.trials.barrier_of`. NaN without steps.
+    """
+
+    num_steps: int
+    num_particles: int
+    num_gradients: int
+    seconds: float
+    log_evidence: float
+    standard_error: float
+    lower_bound: float
+    barrier: float
+
+
+def round_of(
+    log_weights: np.ndarray,
+    num_steps: int,
+    num_gradients: float,
+    seconds: float,
+    barrier: float = float("nan"),
+    num_particles: int | None = None,
+) -> Round:
+    """
+    Returns a round of a run.
+
+    :param log_weights: of its particles, or islands.
+    :param num_steps: the number of steps.
+    :param num_gradients: gradients that were spent up to its end.
+    :param seconds: seconds up to its end.
+    :param barrier: the length of the path.
+    :param num_particles: the number of particles, if it is not that of the weights.
+    """
+    log_weights = np.asarray(log_weights, np.float64)
+    with np.errstate(all="ignore"):
+        numbers = [float(fn(log_weights, np)) for fn in (log_mean, log_mean_error, mean_log)]
+    number = len(log_weights) if num_particles is None else num_particles
+    return Round(num_steps, number, int(np.ceil(num_gradients)), seconds, *numbers, barrier)
