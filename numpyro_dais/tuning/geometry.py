@@ -63,6 +63,12 @@ class Geometry(NamedTuple):
         root = self.scale[:, None] * self.stretched(np.eye(len(self.scale)), self.widths)
         return root @ root.T
 
+    @property
+    def precision(self) -> np.ndarray:
+        """``[num_dims, num_dims]``."""
+        root = self.stretched(np.diag(1 / self.scale), 1 / self.widths)
+        return root.T @ root
+
     def solve(self, gradient: np.ndarray) -> np.ndarray:
         """Returns the covariance times a vector: Newton's step."""
         return self.scale * self.stretched(self.scale * gradient, self.widths**2)
