@@ -60,14 +60,12 @@ class Geometry(NamedTuple):
     @property
     def covariance(self) -> np.ndarray:
         """The inverse of the precision, ``[num_dims, num_dims]``."""
-        root = self.scale[:, None] * self.stretched(np.eye(len(self.scale)), self.widths)
-        return root @ root.T
+        return _assembled(self.scale, self.basis, self.widths**2)
 
     @property
     def precision(self) -> np.ndarray:
         """``[num_dims, num_dims]``."""
-        root = self.stretched(np.diag(1 / self.scale), 1 / self.widths)
-        return root.T @ root
+        return _assembled(1 / self.scale, self.basis, self.widths**-2.0)
 
     def solve(self, gradient: np.ndarray) -> np.ndarray:
         """Returns the covariance times a vector: Newton's step."""
@@ -196,6 +194,14 @@ def _diagonal(
         if np.all(one > 0) and np.allclose(one, other, rtol=_SAME):
             return one
     return np.mean([probe(1.0) for _ in range(_NUM_PROBES)], axis=0)
+
+
+def _assembled(scale: np.ndarray, basis: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Returns the matrix with these factors along the axes, and 1 elsewhere, times the scales."""
+    axes = scale[:, None] * basis
+    if basis.shape[0] == basis.shape[1]:
+        return (axes * factors) @ axes.T
+    return np.diag(scale**2) + (axes * (factors - 1)) @ axes.T
 
 
 def _scale_of(diagonal: np.ndarray, spread: np.ndarray) -> np.ndarray:
