@@ -81,6 +81,9 @@ _LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
 _HIGH_LEARNING_RATES, _NUM_HIGH_ITERATIONS = (0.02, 0.01), 250
 # The k-hat of a test from which on the variance may be much larger than it shows.
 _HEAVY_KHAT = 0.3
+# The k-hat of a fit in many dimensions above which its axes are given up. A round number: beyond it
+# the error of a mean is not known.
+_HOPELESS_KHAT = 0.7
 # Of the draws, for what a variational fit began at, or for the neck of a funnel.
 _SUPPORT_SHARE = 0.15
 # Draws of the last test, which sees more of the tail.
@@ -176,14 +179,17 @@ class _Attempt:
         self.num_fits = self.num_tests = 0
         self.num_dims = len(order)
         is_high = self.num_dims > MAX_COUPLED_DIMS
-        self.num_iterations = _NUM_HIGH_ITERATIONS if is_high else _NUM_ITERATIONS
-        self.fit_cost = self.num_iterations * VARIATIONAL_DRAWS
+        self._take_iterations(_NUM_HIGH_ITERATIONS if is_high else _NUM_ITERATIONS)
         draws = np.asarray(start_draws(named_key(rng_key, "draws"), target), np.float64)
         self.draws = draws[np.all(np.isfinite(draws), axis=1)]
         # Of the start, where enough of it is finite.
         self.center, self.spread = np.zeros(self.num_dims), np.ones(self.num_dims)
         if len(self.draws) >= NUM_START_DRAWS // 2:
             self.center, self.spread = np.median(self.draws, axis=0), start_spread(self.draws)
+
+    def _take_iterations(self, num_iterations: int) -> None:
+        self.num_iterations = num_iterations
+        self.fit_cost = num_iterations * VARIATIONAL_DRAWS
 
     def find(self) -> Fit | None:
         """Returns the best start found; None if not even a mode was."""
@@ -234,9 +240,9 @@ class _Attempt:
         fitted, elbo = laplace, -math.inf
         is_high = laplace.basis is not None
         begins = [laplace] if is_high else [laplace, self._broad(laplace)]
-        for rate in _HIGH_LEARNING_RATES if is_high else _LEARNING_RATES:
-            if not self._is_worth(fit):
-                break
+        rates = list(_HIGH_LEARNING_RATES if is_high else _LEARNING_RATES)
+        while rates and self._is_worth(fit):
+            rate = rates.pop(0)
             # The mode of a funnel is far from its mass: then begin at the middle of the start, too.
             begin = begins.pop(0) if begins else fitted
             other, other_elbo = self._variational(begin, rate)
@@ -247,6 +253,10 @@ class _Attempt:
                 begins = []
             if is_high and fit.quality.khat < _HEAVY_KHAT:
                 break
+            if is_high and fit.quality.khat > _HOPELESS_KHAT:
+                # Its axes are those of no mode, but of a place where the density has no bound.
+                is_high, begins, rates = False, [self._broad(laplace)], list(_LEARNING_RATES)
+                self._take_iterations(_NUM_ITERATIONS)
         if fitted is not laplace:
             support = self._neck(fitted, fit) or laplace
             last = self._test(self._supported(fitted, support), _LAST_TEST)
@@ -330,7 +340,9 @@ class _Attempt:
             np.where(spread < 10.0, center, 0.0), np.minimum(spread, 0.3) ** 2
         )
         coupling = None if like.coupling is None else as_floats(np.zeros(like.coupling.shape))
-        return _with_prior(component._replace(coupling=coupling))
+        log_widths = None if like.log_widths is None else as_floats(np.zeros(like.log_widths.shape))
+        component = component._replace(coupling=coupling, basis=like.basis, log_widths=log_widths)
+        return _with_prior(component)
 
 
 def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.ndarray:
