@@ -19,12 +19,14 @@ __all__ = [
     "DensityFn",
     "Mode",
     "Modes",
+    "Place",
     "Spectrum",
     "check_mode",
     "find_mode",
     "find_modes",
     "polish_mode",
     "spectrum_of",
+    "step_uphill",
 ]
 
 # The log density at a position, and its gradient.
@@ -126,6 +128,16 @@ def find_modes(
     return Modes(np.array(ends).reshape(-1, starts.shape[1])[order], np.array(values)[order])
 
 
+class Place(NamedTuple):
+    """
+    A position, and the log density and its gradient there.
+    """
+
+    position: np.ndarray
+    log_density: float
+    gradient: np.ndarray
+
+
 class Mode(NamedTuple):
     r"""
     A local maximum of a log density.
@@ -190,11 +202,11 @@ def polish_mode(density_fn: DensityFn, curvature_fn: CurvatureFn, position: np.n
     for _ in range(_MAX_POLISHES):
         if not look.decrement > _FINE:  # NaN has nowhere to go, either
             break
-        trial, gradient, num_trials = _ascend(density_fn, look)
+        end, num_trials = step_uphill(density_fn, look.position, look.step, 2 * look.decrement)
         num_gradients += num_trials
-        if gradient is None:
+        if end is None:
             break
-        moved = _Look.at(trial, gradient, curvature_fn)
+        moved = _Look.at(end.position, end.gradient, curvature_fn)
         num_gradients += position.size
         # So near, only rounding keeps a step from being a gain: this is as near as it gets.
         if look.decrement < _COARSE and not moved.decrement < look.decrement:
@@ -301,18 +313,24 @@ class _Look(NamedTuple):
         return cls(position, gradient, precision, step, float(gradient @ step) / 2, is_peak)
 
 
-def _ascend(density_fn: DensityFn, look: _Look) -> tuple[np.ndarray, np.ndarray | None, int]:
+def step_uphill(
+    density_fn: DensityFn, position: np.ndarray, step: np.ndarray, slope: float
+) -> tuple[Place | None, int]:
     """
-    Returns the end of a step that is not too long, the gradient there (None if every one was too
-    long), and the number of trials.
+    Returns the end of a step that is not too long, None if every trial was too long, and the number
+    of trials.
+
+    :param density_fn: the log density and its gradient.
+    :param position: where the step begins.
+    :param step: its first trial; each other one is half as long as the one before.
+    :param slope: the gradient there times the step, which is positive.
     """
-    slope, trial = 2 * look.decrement, look.position
     for count in range(_MAX_TRIALS):
-        trial = look.position + 0.5**count * look.step
+        trial = position + 0.5**count * step
         value, gradient = density_fn(trial)
-        if _is_finite(value, gradient) and gradient @ look.step > -_LARGEST_TURN * slope:
-            return trial, gradient, count + 1
-    return trial, None, _MAX_TRIALS
+        if _is_finite(value, gradient) and gradient @ step > -_LARGEST_TURN * slope:
+            return Place(trial, value, gradient), count + 1
+    return None, _MAX_TRIALS
 
 
 def _is_finite(*values: float | np.ndarray) -> bool:

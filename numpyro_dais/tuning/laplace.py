@@ -3,31 +3,52 @@
 
 """Laplace's approximation around each mode of a posterior."""
 
+from collections.abc import Callable
+
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.programs import program
-from numpyro_dais.model.modes import CurvatureFn, DensityFn, Modes, spectrum_of
+from numpyro_dais.model.modes import DensityFn, Modes
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import Component, Mixture
-from numpyro_dais.sampler.path import Target
+from numpyro_dais.sampler.path import Target, tempered_gradient
+from numpyro_dais.tuning.geometry import Geometry, dense_geometry, low_rank_geometry
+from numpyro_dais.tuning.polish import Peak, leads_to, polish_peak
 
 __all__ = [
+    "DENSE_SHARE",
+    "MAX_COUPLED_DIMS",
     "MAX_DENSE_DIMS",
+    "Looks",
     "curvature_at",
     "gaussian_component",
     "laplace_mixture",
     "log_joint",
     "log_joint_and_gradient",
     "log_joints",
+    "peak_component",
+    "precision_products",
 ]
 
-# Dimensions up to which a covariance is full: it takes the square of them in memory and in fitted
-# couplings, and a diagonal misses the correlations. A round number.
-MAX_DENSE_DIMS = 100
+# Dimensions up to which a covariance is a coupling of coordinates, all of which can be fitted, and
+# above which it is one of principal axes that stay as they are. A round number.
+MAX_COUPLED_DIMS = 100
+# Dimensions up to which all of a Hessian is computed: it takes the square of them in memory, 32 MiB,
+# and the cube in time, a few seconds. A round number.
+MAX_DENSE_DIMS = 2048
+# Of the budget, what a Hessian may cost: with a second one, and with what else a start costs, most
+# of it is left.
+DENSE_SHARE = 0.1
+# Axes at most where it is not: of 20,000 dimensions they take 80 MiB. A round number.
+_MAX_RANK = 512
+# Directions at a time: as many as there are in few dimensions, and no large array in many.
+_NUM_DIRECTIONS = 64
+# Axes of a low rank are made as many as this, or twice, or four times, ... by axes that are zero:
+# other data then have the same program. A round number.
+_FEWEST_AXES = 16
 # Modes that are kept: each costs a Hessian, and its density at every draw. A round number.
 _MAX_MODES = 8
 # Nats: a mode whose share is smaller than exp of minus this does not count, since its 5e-5 of the
@@ -39,13 +60,6 @@ _VALLEY = 1.0
 # Points of the line between two ends at which the density is looked at, both included. More would
 # see narrower valleys, at a gradient each. A round number.
 _NUM_LINE_POINTS = 7
-# An end is a known mode if it is within this squared distance, in units of the mode's width, and as
-# much more for each dimension: far less than the distance of a draw, which is about the dimension.
-# Round numbers.
-_NEAR, _NEAR_PER_DIM = 1.0, 0.1
-# The smallest curvature as a share of the largest: widths may differ by a factor of 10^4, and what
-# is flatter becomes no wider than that. A round number.
-_SMALLEST_SHARE = 1e-8
 
 
 def log_joint(target: Target, position: jax.Array) -> jax.Array:
@@ -72,32 +86,111 @@ def log_joints(target: TracedTarget, positions: jax.Array) -> jax.Array:
     return jax.vmap(lambda position: log_joint(target, position))(positions)
 
 
-@program("is_dense", is_brief=True)
-def curvature_at(target: TracedTarget, position: jax.Array, is_dense: bool) -> jax.Array:
+@program(is_brief=True)
+def curvature_at(target: TracedTarget, position: jax.Array) -> jax.Array:
     """
-    Returns minus the Hessian of the log joint density, or its diagonal.
+    Returns minus the Hessian of the log joint density.
 
     :param target: the target.
     :param position: where.
-    :param is_dense: whether all of it is wanted.
     """
-    gradient_fn = jax.grad(log_joint, argnums=1)
+    directions = jnp.eye(position.size, dtype=position.dtype)
+    return _products(target, position, jnp.ones(()), directions)
 
-    def column(direction: jax.Array) -> jax.Array:
-        return -jax.jvp(lambda u: gradient_fn(target, u), (position,), (direction,))[1]
 
-    identity = jnp.eye(position.size, dtype=position.dtype)
-    if is_dense:
-        return jax.vmap(column)(identity)
-    # One direction at a time: all at once would take the square of the memory.
-    return lax.map(lambda direction: jnp.dot(direction, column(direction)), identity)
+@program(is_brief=True)
+def precision_products(
+    target: TracedTarget, position: jax.Array, beta: jax.Array, directions: jax.Array
+) -> jax.Array:
+    r"""
+    Returns minus the Hessian of :math:`\log f_\beta` times each of some directions; at
+    :math:`\beta = 0` it is that of the start, at 1 that of the joint density.
+
+    :param target: the target.
+    :param position: where.
+    :param beta: the inverse temperature.
+    :param directions: ``[num_directions, num_dims]``.
+    """
+    return _products(target, position, beta, directions)
+
+
+def _products(
+    target: Target, position: jax.Array, beta: jax.Array, directions: jax.Array
+) -> jax.Array:
+    gradient_fn = tempered_gradient(target.log_densities_fn, beta)
+    _, along_fn = jax.linearize(gradient_fn, position)
+    return -jax.vmap(along_fn)(directions)
+
+
+class Looks:
+    """
+    The density of a target around positions, as functions on the host, and what they have cost.
+
+    :param target: the target.
+    :param spread: the width of its start, ``[num_dims]``.
+    :param budget: gradients that all is to cost in the end; a part of it decides how much of a
+        Hessian can be known.
+    """
+
+    def __init__(self, target: TracedTarget, spread: np.ndarray, budget: float) -> None:
+        self.target = target
+        self.spread = spread
+        self.num_gradients = 0.0
+        self.num_dims = len(spread)
+        self.is_dense = self.num_dims <= min(MAX_DENSE_DIMS, DENSE_SHARE * budget)
+        self.max_rank = int(min(_MAX_RANK, DENSE_SHARE * budget / 2))
+
+    @property
+    def cost_of_geometry(self) -> int:
+        """Gradients at most, for one."""
+        return self.num_dims if self.is_dense else self.max_rank
+
+    def density_fn(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns the log joint density and its gradient."""
+        self.num_gradients += 1
+        value, gradient = log_joint_and_gradient(self.target, self._floats(position))
+        return float(value), np.asarray(gradient, np.float64)
+
+    def products_fn(self, position: np.ndarray, beta: float, directions: np.ndarray) -> np.ndarray:
+        """Returns minus the Hessian of a tempered density times directions."""
+        self.num_gradients += len(directions)
+        at, share = self._floats(position), self._floats(np.asarray(beta))
+        # All in chunks of one size, for one program.
+        size = 1
+        if self.is_dense:
+            size = self.num_dims if self.num_dims <= 2 * _NUM_DIRECTIONS else _NUM_DIRECTIONS
+        products = []
+        for begin in range(0, len(directions), size):
+            chunk = self._floats(directions[begin : begin + size])
+            padded = np.pad(chunk, ((0, size - len(chunk)), (0, 0)))
+            found = precision_products(self.target, at, share, padded)
+            products.append(np.asarray(found, np.float64)[: len(chunk)])
+        return np.concatenate(products)
+
+    def hessian_fn(self, position: np.ndarray, beta: float) -> np.ndarray:
+        """Returns minus the Hessian of a tempered density."""
+        return self.products_fn(position, beta, np.eye(self.num_dims))
+
+    def geometry_fn(self, position: np.ndarray) -> Geometry:
+        """Returns the geometry of the joint density."""
+        if self.is_dense:
+            return dense_geometry(self.hessian_fn(position, 1.0), self.spread)
+        return low_rank_geometry(self.products_fn, position, self.spread, self.max_rank)
+
+    def polish(self, position: np.ndarray) -> Peak:
+        """Returns the mode near the end of a search."""
+        return polish_peak(self.density_fn, self.geometry_fn, self.products_fn, position)
+
+    def _floats(self, values: np.ndarray) -> np.ndarray:
+        return np.asarray(values, jnp.result_type(float))
 
 
 def laplace_mixture(
     modes: Modes,
     density_fn: DensityFn,
-    curvature_fn: CurvatureFn,
+    polish_fn: Callable[[np.ndarray], Peak],
     order: np.ndarray,
+    max_modes: int = _MAX_MODES,
 ) -> Mixture:
     """
     Returns Laplace's approximation around each distinct mode. Shares are the approximate evidences
@@ -105,26 +198,55 @@ def laplace_mixture(
 
     :param modes: ends of searches, the highest first.
     :param density_fn: the log density and its gradient.
-    :param curvature_fn: minus the Hessian of the log density, or its diagonal.
+    :param polish_fn: the mode near the end of a search.
     :param order: the order of the coordinates.
+    :param max_modes: modes at most.
     """
-    kept: list[tuple[Component, np.ndarray, np.ndarray, float]] = []
-    for position, value in zip(modes.positions, modes.log_densities, strict=True):
-        if any(_is_near(position, other, precision) for _, other, precision, _ in kept):
-            continue
-        if not all(_is_apart(density_fn, position, other) for _, other, _, _ in kept):
-            continue
-        if len(kept) == _MAX_MODES:
+    peaks: list[Peak] = []
+    for position in modes.positions:
+        if len(peaks) >= min(max_modes, _MAX_MODES):
             break
-        component, precision = _laplace(position, curvature_fn(position), order)
-        log_evidence = value + float(np.sum(component.log_scale))
-        kept.append((component, position, precision, log_evidence))
-    log_evidences = np.nan_to_num([entry[3] for entry in kept], nan=-1e30, neginf=-1e30)
-    is_kept = log_evidences > log_evidences.max() - _NATS_BELOW
-    components = [entry[0] for entry, keep in zip(kept, is_kept, strict=True) if keep]
-    log_shares = log_evidences[is_kept] - np.logaddexp.reduce(log_evidences[is_kept])
+        # Before a Hessian is spent on it, and after: a polish may have gone to a known mode.
+        if _is_new(density_fn, position, peaks):
+            peak = polish_fn(position)
+            if peak.position is position or _is_new(density_fn, peak.position, peaks):
+                peaks.append(peak)
+    log_masses = np.nan_to_num([peak.log_mass for peak in peaks], nan=-1e30, neginf=-1e30)
+    is_kept = log_masses > log_masses.max() - _NATS_BELOW
+    kept = [peak for peak, keep in zip(peaks, is_kept, strict=True) if keep]
+    rank = max(_num_axes(peak.geometry) for peak in kept)
+    components = [peak_component(peak, order, rank) for peak in kept]
+    log_shares = log_masses[is_kept] - np.logaddexp.reduce(log_masses[is_kept])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *components)
     return Mixture(jax.device_put(order), stacked, as_floats(log_shares))
+
+
+def peak_component(peak: Peak, order: np.ndarray, num_axes: int) -> Component:
+    """
+    Returns Laplace's approximation around a mode.
+
+    :param peak: the mode.
+    :param order: the order of the coordinates.
+    :param num_axes: how many principal axes it is to have, at least as many as the mode has.
+    """
+    loc, geometry = peak.position[order], peak.geometry
+    if len(order) <= MAX_COUPLED_DIMS and geometry.basis.shape[1] == len(order):
+        return gaussian_component(loc, geometry.covariance[np.ix_(order, order)])
+    more = num_axes - len(geometry.widths)
+    return Component(
+        as_floats(loc),
+        as_floats(np.log(geometry.scale[order])),
+        basis=as_floats(np.pad(geometry.basis[order], ((0, 0), (0, more)))),
+        log_widths=as_floats(np.pad(np.log(geometry.widths), (0, more))),
+    )
+
+
+def _num_axes(geometry: Geometry) -> int:
+    """Returns how many axes a component is to have."""
+    num_dims, rank = geometry.basis.shape
+    if rank == num_dims:
+        return rank
+    return int(min(_FEWEST_AXES * 2 ** np.ceil(np.log2(max(rank / _FEWEST_AXES, 1))), num_dims - 1))
 
 
 def gaussian_component(loc: np.ndarray, covariance: np.ndarray) -> Component:
@@ -142,14 +264,11 @@ def gaussian_component(loc: np.ndarray, covariance: np.ndarray) -> Component:
     return Component(as_floats(loc), as_floats(np.log(scale)), as_floats(coupling))
 
 
-def _laplace(
-    position: np.ndarray, curvature: np.ndarray, order: np.ndarray
-) -> tuple[Component, np.ndarray]:
-    """Returns Laplace's approximation, and its precision in the original order."""
-    spectrum = spectrum_of(curvature).positive(_SMALLEST_SHARE)
-    covariance = spectrum.inverse
-    ordered = covariance[order] if covariance.ndim == 1 else covariance[np.ix_(order, order)]
-    return gaussian_component(position[order], ordered), spectrum.matrix
+def _is_new(density_fn: DensityFn, position: np.ndarray, peaks: list[Peak]) -> bool:
+    """Returns whether the end of a search is neither a known mode nor on a ridge of one."""
+    return not any(leads_to(density_fn, position, peak) for peak in peaks) and all(
+        _is_apart(density_fn, position, peak.position) for peak in peaks
+    )
 
 
 def _is_apart(density_fn: DensityFn, one: np.ndarray, other: np.ndarray) -> bool:
@@ -157,10 +276,3 @@ def _is_apart(density_fn: DensityFn, one: np.ndarray, other: np.ndarray) -> bool
     shares = np.linspace(0, 1, _NUM_LINE_POINTS)
     values = [density_fn(one + share * (other - one))[0] for share in shares]
     return bool(min(values[1:-1]) < min(values[0], values[-1]) - _VALLEY)
-
-
-def _is_near(position: np.ndarray, other: np.ndarray, precision: np.ndarray) -> bool:
-    """Returns whether a search has ended at a mode that is known already."""
-    offset = position - other
-    along = precision * offset if precision.ndim == 1 else precision @ offset
-    return float(offset @ along) < _NEAR + _NEAR_PER_DIM * len(position)

@@ -39,7 +39,7 @@ def fit_quadratic(
         return float(value), np.asarray(gradient, np.float64)
 
     def curvature_fn(position: np.ndarray) -> np.ndarray:
-        return np.asarray(curvature_at(target, position.astype(dtype), is_dense=True))
+        return np.asarray(curvature_at(target, position.astype(dtype)))
 
     draws = np.asarray(start_draws(rng_key, target), np.float64)
     mode = find_mode(density_fn, curvature_fn, np.median(draws, axis=0), start_spread(draws))

@@ -95,20 +95,27 @@ def variational_fit(
 
     :param rng_key: a JAX random key.
     :param target: the target, whose joint density is to be fitted.
-    :param component: where the fit begins; what is None in it stays so.
+    :param component: where the fit begins; what is None in it stays so, and so do principal axes,
+        of which only the widths are fitted.
     :param order: the order of the coordinates.
     :param learning_rate: of Adam, in units of the scale at the beginning.
     :param tilt: a factor of the joint density.
     :param num_iterations: each with ``VARIATIONAL_DRAWS`` gradients.
     """
-    unit = jnp.exp(component.log_scale)
+    unit, zeros = jnp.exp(component.log_scale), jnp.zeros_like(component.loc)
     num_dims = component.loc.size
 
     def unpack(params: Component) -> Component:
-        slopes = params.slopes
+        slopes, shift, log_widths = params.slopes, params.loc, params.log_widths
+        if log_widths is not None and component.log_widths is not None:
+            # In units of the principal axes, and along them: coordinates may be nearly collinear.
+            begin = Component(zeros, zeros, basis=component.basis, log_widths=component.log_widths)
+            shift, log_widths = from_noise(begin, shift), log_widths + component.log_widths
         return params._replace(
-            loc=component.loc + unit * params.loc,
+            loc=component.loc + unit * shift,
             log_scale=component.log_scale + params.log_scale,
+            basis=component.basis,
+            log_widths=log_widths,
             # Many slopes add up in one exponent: the more there are, the smaller their steps.
             slopes=None if slopes is None else slopes / math.sqrt(num_dims),
         )
@@ -126,8 +133,10 @@ def variational_fit(
 
         return jnp.mean(jax.vmap(elbo)(random.normal(key, (VARIATIONAL_DRAWS, num_dims))))
 
-    zeros = jnp.zeros_like(component.loc)
     slopes = None if component.slopes is None else component.slopes * math.sqrt(num_dims)
-    begin = component._replace(loc=zeros, log_scale=zeros, slopes=slopes)
+    log_widths = None if component.log_widths is None else jnp.zeros_like(component.log_widths)
+    begin = component._replace(
+        loc=zeros, log_scale=zeros, slopes=slopes, basis=None, log_widths=log_widths
+    )
     params, elbos = ascend(rng_key, bound_fn, begin, num_iterations, learning_rate)
     return unpack(params), elbos

@@ -16,8 +16,12 @@ import numpyro.distributions as dist
 from numpyro_dais.model.modes import Modes, find_modes
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.traced import trace_target
-from numpyro_dais.sampler.mixture import Component, Mixture, from_noise, to_noise
+from numpyro_dais.sampler.mixture import Component, Mixture, from_noise, started_at, to_noise
+from numpyro_dais.sampler.path import LogDensities, TargetFunctions
+from numpyro_dais.sampler.settings import load_settings, no_steps
+from numpyro_dais.tuning.geometry import dense_geometry
 from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture
+from numpyro_dais.tuning.polish import polish_peak
 from numpyro_dais.tuning.variational import NO_TILT, Tilt, neck_of, variational_fit
 
 RNG = np.random.default_rng(5)
@@ -30,12 +34,21 @@ SHAPED = Component(
     gate=jnp.array([[0.2, -0.3, 0.5], [0.4, 0.1, -0.6]]),
     shape=jnp.array([[0.3, -0.2, 0.1], [0.1, -0.1, 0.2]]),
 )
+AXES = Component(
+    loc=SHAPED.loc,
+    log_scale=SHAPED.log_scale,
+    basis=jnp.array(np.linalg.qr(RNG.normal(size=(3, 3)))[0]),
+    log_widths=jnp.array([0.8, -1.5, 0.3]),
+)
 KINDS = {
     "independent": SHAPED._replace(coupling=None, slopes=None, shape=None),
     "Gaussian": SHAPED._replace(slopes=None, shape=None),
     "prior": SHAPED._replace(shape=None),
     "shape": SHAPED._replace(slopes=None),
     "conditional": SHAPED,
+    "all axes": AXES,
+    "one axis": AXES._replace(basis=AXES.basis[:, 1:2], log_widths=AXES.log_widths[1:2]),
+    "axes and shape": AXES._replace(shape=SHAPED.shape),
 }
 
 
@@ -66,6 +79,52 @@ def test_draws_of_a_mixture_have_its_density():
     assert weights.std() < 10
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_mode_by_its_axes_is_a_gaussian(rank):
+    """Without the parts around it, and with gradients where their shares are zero."""
+    component = AXES._replace(basis=AXES.basis[:, :rank], log_widths=AXES.log_widths[:rank])
+    one = jax.tree.map(lambda leaf: leaf[None], component)
+    order = np.array([2, 0, 1])
+    bare = Mixture(jnp.array(order), one, jnp.zeros(1)).bare()
+    basis, scale = np.asarray(component.basis), np.exp(component.log_scale)
+    inner = np.eye(3) + basis @ np.diag(np.exp(2 * component.log_widths) - 1) @ basis.T
+    expected = dist.MultivariateNormal(component.loc, scale[:, None] * inner * scale)
+    position = jnp.array([1.0, -2.0, 0.4])
+    value, gradient = jax.jit(jax.value_and_grad(bare.log_density))(position)
+    ordered, exact_gradient = jax.jit(jax.value_and_grad(expected.log_prob))(position[order])
+    np.testing.assert_allclose(value, ordered, rtol=1e-5)
+    np.testing.assert_allclose(gradient[order], exact_gradient, rtol=1e-3)
+    draws = np.asarray(jax.jit(jax.vmap(bare.sample))(random.split(random.key(0), 20_000)))[
+        :, order
+    ]
+    np.testing.assert_allclose(np.cov(draws.T), expected.covariance_matrix, rtol=0.1, atol=0.05)
+
+
+def test_chains_begin_at_a_bare_mixture_with_finite_gradients():
+    """The original start has no share, not even where its own density overflows."""
+    one = jax.tree.map(lambda leaf: leaf[None], AXES)
+    bare = Mixture(jnp.arange(3), one, jnp.zeros(1)).bare()
+    start = TargetFunctions(
+        lambda key: jnp.full(3, jnp.nan),
+        lambda u: LogDensities(-jnp.sum(u**4), -jnp.sum(u)),
+    )
+    started = started_at(start, bare)
+    draw = started.sample_fn(random.key(0))
+    assert np.all(np.isfinite(draw))
+    gradient = jax.grad(lambda u: started.log_densities_fn(u).log_start)(draw)
+    np.testing.assert_allclose(gradient, jax.grad(bare.log_density)(draw), rtol=1e-5)
+
+
+def test_a_mixture_is_saved_with_its_axes_and_shares(tmp_path):
+    one = jax.tree.map(lambda leaf: leaf[None], AXES)
+    mixture = Mixture(jnp.array([1, 0, 2]), one, jnp.zeros(1), 0.01, 0.02, 0.03)
+    settings = no_steps()._replace(start=mixture)
+    settings.save(tmp_path / "settings")
+    loaded = load_settings(tmp_path / "settings")
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), loaded, settings)
+    assert loaded.start.bare().tail_share == 0.0
+
+
 def test_modes_are_found_once_and_ridges_are_not_modes():
     def two_modes(u):
         peaks = ((1.0, 0.0), (-1.5, 0.3))
@@ -78,11 +137,15 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
     modes = find_modes(two_modes, starts, np.zeros(2), np.ones(2), 1000)
     curvatures = []
 
-    def curvature(u):
-        curvatures.append(u)
-        return np.eye(2) / 0.04
+    def polish(u, density_fn, precision):
+        def geometry_fn(u):
+            curvatures.append(u)
+            return dense_geometry(precision, np.ones(2))
 
-    mixture = laplace_mixture(modes, two_modes, curvature, np.arange(2))
+        return polish_peak(density_fn, geometry_fn, lambda u, beta, v: v @ precision, u)
+
+    polish_fn = partial(polish, density_fn=two_modes, precision=np.eye(2) / 0.04)
+    mixture = laplace_mixture(modes, two_modes, polish_fn, np.arange(2))
     assert len(curvatures) == 2
     np.testing.assert_allclose(mixture.components.loc, [[-1.5, -1.5], [1.0, 1.0]], atol=1e-3)
     np.testing.assert_allclose(np.exp(mixture.log_shares), [0.574, 0.426], atol=1e-3)
@@ -91,7 +154,8 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
         return float(-0.5 * u[0] ** 2), np.array([-u[0], 0.0])
 
     ends = Modes(np.array([[0.0, 5.0], [0.0, -5.0]]), np.zeros(2))
-    mixture = laplace_mixture(ends, ridge, lambda u: np.diag([1.0, 1.0]), np.arange(2))
+    polish_fn = partial(polish, density_fn=ridge, precision=np.eye(2))
+    mixture = laplace_mixture(ends, ridge, polish_fn, np.arange(2))
     assert mixture.num_modes == 1
 
 
@@ -133,3 +197,23 @@ def test_a_variational_fit_finds_a_gaussian_and_its_product_with_a_tilt():
         np.testing.assert_allclose(fitted_mean, expected_mean, atol=0.05)
         np.testing.assert_allclose(fitted_covariance, expected_covariance, atol=0.08)
     assert abs(moments(NO_TILT)[2]) < 0.01  # a density that is normalised, and in the family
+
+
+def test_axes_stay_as_they_are_in_a_fit():
+    """Where a Gaussian is along known axes, its place and widths are found."""
+    basis = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+    widths, mean = np.array([0.2, 1.0, 4.0]), np.array([0.5, -1.0, 3.0])
+    target = dist.MultivariateNormal(jnp.asarray(mean), jnp.asarray((basis * widths**2) @ basis.T))
+    problem = Problem(
+        None, potential_fn=lambda u: -target.log_prob(u), start=dist.Normal(jnp.zeros(3), 1)
+    )
+    traced = trace_target(problem, random.key(0))
+    begin = Component(
+        *(jnp.zeros(3),) * 2, shape=jnp.zeros((2, 3)), basis=basis, log_widths=np.log(widths) + 0.5
+    )
+    fit = partial(variational_fit, num_iterations=500)
+    fitted, elbos = fit(random.key(0), traced, begin, jnp.arange(3), 0.05, NO_TILT)
+    np.testing.assert_array_equal(fitted.basis, jnp.asarray(basis))
+    np.testing.assert_allclose(fitted.loc, mean, atol=0.1)
+    assert abs(float(np.mean(elbos[-50:]))) < 0.01
+    assert float(elbos[0]) < -0.1
