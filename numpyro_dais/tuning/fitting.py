@@ -21,6 +21,7 @@ from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.keys import host_generator, named_key
 from numpyro_dais._util.weights import pareto_khat, relative_variance
 from numpyro_dais.model.modes import find_modes
+from numpyro_dais.model.searches import NUM_LANES
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import BASE_SHARE, Component, Mixture
 from numpyro_dais.sampler.settings import Settings, no_steps
@@ -30,8 +31,8 @@ from numpyro_dais.tuning.laplace import (
     curvature_at,
     gaussian_component,
     laplace_mixture,
-    log_joint_and_gradient,
     log_joints,
+    log_joints_and_gradients,
 )
 from numpyro_dais.tuning.spread import NUM_START_DRAWS, start_draws, start_spread
 from numpyro_dais.tuning.variational import (
@@ -197,10 +198,16 @@ class _Attempt:
 
         dtype = jnp.result_type(float)
 
+        def densities_fn(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            self.spent += len(positions)
+            # Always as many, so that one program serves all.
+            padded = np.resize(positions.astype(dtype), (NUM_LANES, positions.shape[1]))
+            values, gradients = log_joints_and_gradients(self.target, padded)
+            return np.asarray(values)[: len(positions)], np.asarray(gradients)[: len(positions)]
+
         def density_fn(position: np.ndarray) -> tuple[float, np.ndarray]:
-            self.spent += 1
-            value, gradient = log_joint_and_gradient(self.target, position.astype(dtype))
-            return float(value), np.asarray(gradient, np.float64)
+            values, gradients = densities_fn(position[None])
+            return float(values[0]), gradients[0].astype(np.float64)
 
         def curvature_fn(position: np.ndarray) -> np.ndarray:
             self.spent += len(position)
@@ -209,9 +216,9 @@ class _Attempt:
 
         starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, len(self.order))
         most = int(_SEARCH_SHARE * self.goal.budget)
-        modes = find_modes(density_fn, starts, self.center, self.spread, most)
+        modes = find_modes(densities_fn, starts, self.center, self.spread, most)
         if not len(modes.positions) and len(starts := self._positive_draws()):
-            modes = find_modes(density_fn, starts, self.center, self.spread, most)
+            modes = find_modes(densities_fn, starts, self.center, self.spread, most)
         if not len(modes.positions):
             return None
         return laplace_mixture(modes, density_fn, curvature_fn, self.order)

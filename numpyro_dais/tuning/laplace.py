@@ -23,6 +23,7 @@ __all__ = [
     "log_joint",
     "log_joint_and_gradient",
     "log_joints",
+    "log_joints_and_gradients",
 ]
 
 # Dimensions up to which a covariance is full: it takes the square of them in memory and in fitted
@@ -64,6 +65,16 @@ def log_joint_and_gradient(
     """Returns the log joint density of a target at a position, and its gradient."""
     value, gradient = jax.value_and_grad(log_joint, argnums=1)(target, position)
     return value, gradient
+
+
+@program(is_brief=True)
+def log_joints_and_gradients(
+    target: TracedTarget, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the log joint density of a target at each of many positions, and its gradients."""
+    values_and_gradients_fn = jax.vmap(jax.value_and_grad(log_joint, argnums=1), (None, 0))
+    values, gradients = values_and_gradients_fn(target, positions)
+    return values, gradients
 
 
 @program(is_brief=True)

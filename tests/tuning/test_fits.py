@@ -74,8 +74,12 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
         gradient = shares[0] * (1.0 - u) / 0.04 + shares[1] * (-1.5 - u) / 0.04
         return float(np.logaddexp.reduce(values)), gradient
 
+    def side_by_side(positions):
+        values, gradients = zip(*map(two_modes, positions), strict=True)
+        return np.array(values), np.stack(gradients)
+
     starts = np.array([[1.2, 0.9], [-1.0, -2.0], [0.8, 1.1], [-1.4, -1.6]])
-    modes = find_modes(two_modes, starts, np.zeros(2), np.ones(2), 1000)
+    modes = find_modes(side_by_side, starts, np.zeros(2), np.ones(2), 1000)
     curvatures = []
 
     def curvature(u):
