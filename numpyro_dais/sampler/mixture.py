@@ -45,6 +45,7 @@ __all__ = [
     "Mixture",
     "component_log_density",
     "from_noise",
+    "noise_gradient",
     "started_at",
     "to_noise",
 ]
@@ -181,20 +182,38 @@ def to_noise(component: Component, position: jax.Array) -> tuple[jax.Array, jax.
     :param position: ordered coordinates, ``[num_dims]``.
     """
     scaled = (position - component.loc) * jnp.exp(-component.log_scale)
-    noise, log_det, stretch = scaled, -jnp.sum(component.log_scale), jnp.ones_like(scaled)
-    if component.slopes is not None:
-        matrices, gate = _conditioning(component)
-        mean, share = _conditional(*(matrices @ scaled), *gate)
-        noise = (scaled - mean) * jnp.exp(-gate[0]) * lax.rsqrt(share)
-        log_det, stretch = log_det - jnp.sum(gate[0]), lax.rsqrt(share)
-    elif component.coupling is not None:
-        noise = noise - jnp.tril(component.coupling, -1) @ scaled
+    noise, stretch = _standardise(component, scaled, _matrices(component) @ scaled)
+    log_det = jnp.sum(jnp.log(stretch)) - jnp.sum(component.log_scale)
+    if component.slopes is not None and component.gate is not None:
+        log_det = log_det - jnp.sum(component.gate[0])
     if component.shape is not None:
-        skewness, tail = component.shape
-        grown = jnp.exp(jnp.exp(tail) * _arcsinh(noise) - skewness)
-        stretch = stretch * lax.rsqrt(1 + noise**2) * 0.5 * (grown + 1 / grown)
-        noise, log_det = 0.5 * (grown - 1 / grown), log_det + jnp.sum(tail)
-    return noise, log_det + jnp.sum(jnp.log(stretch))
+        log_det = log_det + jnp.sum(component.shape[1])
+    return noise, log_det
+
+
+def noise_gradient(component: Component, position: jax.Array, gradient: jax.Array) -> jax.Array:
+    r"""
+    Returns the gradient with respect to :math:`z` of a function of the position. The Jacobian
+    :math:`dz/du` is lower triangular, so this takes one linear solve, and not, as the gradient
+    through :func:`from_noise` does, one coordinate after the other.
+
+    :param component: the mode.
+    :param position: ordered coordinates, ``[num_dims]``.
+    :param gradient: the gradient with respect to them, ``[num_dims]``.
+    """
+    matrices = _matrices(component)
+    scaled = (position - component.loc) * jnp.exp(-component.log_scale)
+
+    def total(scaled: jax.Array, forms: jax.Array) -> jax.Array:
+        return jnp.sum(_standardise(component, scaled, forms)[0])
+
+    # Each coordinate of the noise depends on its own entries only, so that a sum separates them.
+    by_scaled, by_forms = jax.grad(total, (0, 1))(scaled, matrices @ scaled)
+    gradient = gradient * jnp.exp(component.log_scale)
+    if not len(matrices):
+        return gradient / by_scaled
+    jacobian = jnp.diag(by_scaled) + jnp.sum(by_forms[:, :, None] * matrices, axis=0)
+    return jax.scipy.linalg.solve_triangular(jacobian, gradient, trans=1, lower=True)
 
 
 def from_noise(component: Component, noise: jax.Array) -> jax.Array:
@@ -228,14 +247,14 @@ def _position(
         noise = 0.5 * (grown - 1 / grown)
     scaled = noise
     if components.slopes is not None:
+        gates: Any = components.gate
 
         def body(scaled: jax.Array, xs: Any) -> tuple[jax.Array, None]:
             index, z, rows, gate = xs
             mean, share = _conditional(*pick_fn(rows @ scaled), *gate)
             return scaled.at[index].set(mean + jnp.sqrt(share) * z), None
 
-        matrices, gates = jax.vmap(_conditioning)(components)
-        gate = pick_fn(gates)
+        matrices, gate = jax.vmap(_matrices)(components), pick_fn(gates)
         xs = jnp.arange(noise.size), noise * jnp.exp(gate[0]), jnp.moveaxis(matrices, 2, 0), gate.T
         scaled, _ = lax.scan(body, jnp.zeros_like(noise), xs)
     elif components.coupling is not None:
@@ -245,13 +264,41 @@ def _position(
     return pick_fn(components.loc) + jnp.exp(pick_fn(components.log_scale)) * scaled
 
 
-def _conditioning(component: Component) -> tuple[jax.Array, jax.Array]:
+def _matrices(component: Component) -> jax.Array:
     """
-    Returns matrices ``[3, num_dims, num_dims]`` and vectors ``[2, num_dims]`` of the two Gaussians.
+    Returns the matrices whose products with :math:`t` a coordinate depends on, ``[num_matrices,
+    num_dims, num_dims]``: :math:`B, A, S`, or :math:`B`, or none.
     """
-    matrices: list[Any] = [component.coupling, component.prior_coupling, component.slopes]
-    gate: Any = component.gate
-    return jnp.tril(jnp.stack(matrices), -1), gate
+    every: list[Any] = [component.coupling, component.prior_coupling, component.slopes]
+    given = [matrix for matrix in every if matrix is not None]
+    num_dims = component.loc.size
+    return jnp.tril(jnp.stack(given), -1) if given else jnp.zeros((0, num_dims, num_dims))
+
+
+def _standardise(
+    component: Component, scaled: jax.Array, forms: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    r"""
+    Returns :math:`z` and, but for factors that no coordinate has a part in, :math:`dz_j / dt_j`.
+
+    :param component: the mode.
+    :param scaled: :math:`t`, ``[num_dims]``.
+    :param forms: its products with the matrices, ``[num_matrices, num_dims]``.
+    """
+    noise, stretch = scaled, jnp.ones_like(scaled)
+    if component.slopes is not None:
+        gate: Any = component.gate
+        mean, share = _conditional(*forms, *gate)
+        stretch = lax.rsqrt(share)
+        noise = (scaled - mean) * jnp.exp(-gate[0]) * stretch
+    elif component.coupling is not None:
+        noise = scaled - forms[0]
+    if component.shape is not None:
+        skewness, tail = component.shape
+        grown = jnp.exp(jnp.exp(tail) * _arcsinh(noise) - skewness)
+        stretch = stretch * lax.rsqrt(1 + noise**2) * 0.5 * (grown + 1 / grown)
+        noise = 0.5 * (grown - 1 / grown)
+    return noise, stretch
 
 
 def _conditional(
