@@ -212,7 +212,9 @@ def noise_gradient(component: Component, position: jax.Array, gradient: jax.Arra
     gradient = gradient * jnp.exp(component.log_scale)
     if not len(matrices):
         return gradient / by_scaled
-    jacobian = jnp.diag(by_scaled) + jnp.sum(by_forms[:, :, None] * matrices, axis=0)
+    jacobian = by_scaled * jnp.eye(scaled.size, dtype=scaled.dtype)
+    for by_form, matrix in zip(by_forms, matrices, strict=True):
+        jacobian += by_form[:, None] * matrix
     return jax.scipy.linalg.solve_triangular(jacobian, gradient, trans=1, lower=True)
 
 
