@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro_dais.model.modes import Modes, find_modes
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.traced import trace_target
-from numpyro_dais.sampler.mixture import Component, Mixture, from_noise, to_noise
+from numpyro_dais.sampler.mixture import Component, Mixture, from_noise, noise_gradient, to_noise
 from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture
 from numpyro_dais.tuning.variational import NO_TILT, Tilt, neck_of, variational_fit
 
@@ -47,6 +47,11 @@ def test_a_mode_and_its_noise_are_inverse_maps(component):
     np.testing.assert_allclose(back, noise, rtol=1e-4, atol=1e-5)
     jacobian = jax.jacobian(lambda u: to_noise(component, u)[0])(position)
     np.testing.assert_allclose(log_det, np.linalg.slogdet(jacobian)[1], rtol=1e-4, atol=1e-4)
+    gradient = jnp.array([1.0, -0.5, 2.0])
+    by_noise = jax.grad(lambda z: jnp.dot(gradient, from_noise(component, z)))(noise)
+    np.testing.assert_allclose(
+        noise_gradient(component, position, gradient), by_noise, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_draws_of_a_mixture_have_its_density():
