@@ -69,10 +69,10 @@ def test_losses_that_are_not_finite_are_stepped_back_from():
 
 
 def test_searches_in_units_that_differ_by_many_orders_of_magnitude():
-    widths = np.array([1e-12, 1.0])
+    widths = np.array([1e-9, 1.0])
 
     def losses_fn(positions):
         return 0.5 * np.sum((positions / widths) ** 2, axis=1), positions / widths**2
 
-    ends = search_all(losses_fn, np.array([[1e-11, 3.0]]), 1000, 1e-12)
+    ends = search_all(losses_fn, np.array([[1e-8, 3.0]]), 1000, 1e-12)
     assert ends.losses[0] < 1e-6
