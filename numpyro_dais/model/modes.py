@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+
+from numpyro_dais.model.searches import search_all
 
 __all__ = [
     "CurvatureFn",
+    "DensitiesFn",
     "DensityFn",
     "Mode",
     "Modes",
@@ -31,22 +33,17 @@ __all__ = [
 
 # The log density at a position, and its gradient.
 DensityFn = Callable[[np.ndarray], tuple[float, np.ndarray]]
+# The same at positions side by side, ``[num_positions, num_dims]``.
+DensitiesFn = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 # Minus the Hessian of the log density at a position, or its diagonal.
 CurvatureFn = Callable[[np.ndarray], np.ndarray]
 
-# Iterations of a search: enough for any that ends, and few for one on a slope without an end, where
-# SciPy would allow 15,000. A round number.
-_MAX_ITERATIONS = 200
-# Evaluations in one of its line searches: SciPy's 20, and some more. A round number.
-_MAX_LINE_STEPS = 30
 # The gain of an iteration below which a search ends, as a share of the log density: SciPy's own.
 _TOLERANCE = 1e7 * float(np.finfo(np.float64).eps)
 # Likewise where a polish follows, which is better at it; also above the rounding of float32, where
 # a search at its end tries in vain. A measured choice: of 2e-9 to 1e-3 it took the fewest gradients
 # in all on six regressions, in float32 and float64.
 _POLISHED_TOLERANCE = 1e-6
-# Its loss where the density is not finite: larger than any that is, yet fit for SciPy's arithmetic.
-_FORBIDDEN = 1e30
 # Evaluations of a search that a polish follows: no limit but on a slope without an end. Measured,
 # regressions with 6 to 50 coefficients take 11 to 17.
 _MAX_EVALUATIONS = 1000
@@ -81,7 +78,7 @@ class Modes(NamedTuple):
 
 
 def find_modes(
-    density_fn: DensityFn,
+    densities_fn: DensitiesFn,
     starts: np.ndarray,
     center: np.ndarray,
     scale: np.ndarray,
@@ -91,41 +88,24 @@ def find_modes(
     """
     Returns the ends of searches from several positions, by L-BFGS.
 
-    :param density_fn: the log density and its gradient.
+    :param densities_fn: log densities and their gradients, at up to
+        :data:`~numpyro_dais.model.searches.NUM_LANES` positions.
     :param starts: the positions, ``[num_starts, num_dims]``.
     :param center: the origin of the units in which steps are taken.
     :param scale: these units.
-    :param max_evaluations: after which no search begins, and the last one ends.
+    :param max_evaluations: after which searches that still run are given up; they count if they are
+        above all that have come to an end.
     :param tolerance: a search ends where an iteration gains less than this share of the log
         density.
     """
-    num_evaluations = 0
 
-    def loss_fn(scaled: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal num_evaluations
-        num_evaluations += 1
-        value, gradient = density_fn(center + scale * scaled)
-        if not _is_finite(value, gradient):
-            return _FORBIDDEN, np.zeros_like(scaled)
-        return -value, -gradient * scale
+    def losses_fn(scaled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, gradients = densities_fn(center + scale * scaled)
+        return -values, -gradients * scale.astype(gradients.dtype)
 
-    ends, values = [], []
-    for start in starts:
-        if num_evaluations >= max_evaluations:
-            break
-        options = {
-            "maxiter": _MAX_ITERATIONS,
-            "maxls": _MAX_LINE_STEPS,
-            "ftol": tolerance,
-            "maxfun": max_evaluations - num_evaluations,
-        }
-        begin = (start - center) / scale
-        result = minimize(loss_fn, begin, jac=True, method="L-BFGS-B", options=options)
-        if np.isfinite(result.fun) and result.fun < _FORBIDDEN:
-            ends.append(center + scale * result.x)
-            values.append(-float(result.fun))
-    order = np.argsort(values)[::-1]
-    return Modes(np.array(ends).reshape(-1, starts.shape[1])[order], np.array(values)[order])
+    ends = search_all(losses_fn, (starts - center) / scale, max_evaluations, tolerance)
+    order = np.argsort(ends.losses)
+    return Modes(center + scale * ends.positions[order], -ends.losses[order])
 
 
 class Place(NamedTuple):
@@ -172,10 +152,11 @@ def find_mode(
     """
     num_evaluations = 0
 
-    def counted_fn(position: np.ndarray) -> tuple[float, np.ndarray]:
+    def counted_fn(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         nonlocal num_evaluations
         num_evaluations += 1
-        return density_fn(position)
+        value, gradient = density_fn(positions[0])
+        return np.array([value]), np.asarray(gradient)[None]
 
     modes = find_modes(counted_fn, start[None], start, scale, _MAX_EVALUATIONS, _POLISHED_TOLERANCE)
     end = modes.positions[0] if len(modes.positions) else start

@@ -34,6 +34,8 @@ that share (defensive importance sampling, Hesterberg 1995), so its variance is 
 likelihood is bounded.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +54,7 @@ __all__ = [
     "Mixture",
     "component_log_density",
     "from_noise",
+    "noise_gradient",
     "started_at",
     "to_noise",
 ]
@@ -152,14 +155,16 @@ class Mixture(NamedTuple):
         edges = jnp.cumsum(jnp.exp(self.log_shares))
         mode = jnp.sum(uniforms[0] * edges[-1] >= edges[:-1])
 
-        def draw(component: Component) -> jax.Array:
-            shares = self.tail_share, self.axis_share
-            noise = _noise(component, *shares, uniforms[1:], normals[:num_dims], normals[num_dims:])
-            return from_noise(component, noise)
+        def pick(values: jax.Array) -> jax.Array:
+            """Those of the mode, which comes first; a sum is faster than an index of its own."""
+            is_mode = jnp.arange(len(values)) == mode
+            return jnp.sum(jnp.where(is_mode, values.T, 0.0).T, axis=0)
 
-        # All modes, and then one: to pick a mode first would copy its matrices for each of many
-        # particles.
-        ordered = jax.vmap(draw)(self.components)[mode]
+        axis_shares = self.axis_share * pick(jax.vmap(_axis_shares)(self.components))
+        noise = _noise(
+            axis_shares, self.tail_share, uniforms[1:], normals[:num_dims], normals[num_dims:]
+        )
+        ordered = _position(self.components, noise, pick)
         return jnp.zeros_like(ordered).at[self.order].set(ordered)
 
     def log_density(self, position: jax.Array) -> jax.Array:
@@ -207,22 +212,50 @@ def to_noise(component: Component, position: jax.Array) -> tuple[jax.Array, jax.
     :param position: ordered coordinates, ``[num_dims]``.
     """
     scaled = (position - component.loc) * jnp.exp(-component.log_scale)
-    noise, log_det = scaled, -jnp.sum(component.log_scale)
-    if component.slopes is not None:
-        matrices, gate = _conditioning(component)
-        mean, log_scales = _conditional(*[matrix @ scaled for matrix in matrices], *gate)
-        noise, log_det = (scaled - mean) * jnp.exp(-log_scales), log_det - jnp.sum(log_scales)
-    elif component.coupling is not None:
-        noise = noise - jnp.tril(component.coupling, -1) @ scaled
-    elif component.log_widths is not None:
-        noise = _stretched(component, scaled, -component.log_widths)
+    noise, stretch = _standardise(component, scaled, _matrices(component) @ scaled)
+    log_det = jnp.sum(jnp.log(stretch)) - jnp.sum(component.log_scale)
+    if component.slopes is not None and component.gate is not None:
+        log_det = log_det - jnp.sum(component.gate[0])
+    if component.log_widths is not None:
         log_det = log_det - jnp.sum(component.log_widths)
     if component.shape is not None:
-        skewness, tail = component.shape
-        angle = jnp.exp(tail) * jnp.arcsinh(noise) - skewness
-        log_slopes = tail + _log_cosh(angle) - 0.5 * jnp.log1p(noise**2)
-        noise, log_det = jnp.sinh(angle), log_det + jnp.sum(log_slopes)
+        log_det = log_det + jnp.sum(component.shape[1])
     return noise, log_det
+
+
+def noise_gradient(component: Component, position: jax.Array, gradient: jax.Array) -> jax.Array:
+    r"""
+    Returns the gradient with respect to :math:`z` of a function of the position. The Jacobian
+    :math:`dz/du` is lower triangular, so this takes one linear solve, and not, as the gradient
+    through :func:`from_noise` does, one coordinate after the other. With principal axes it is a
+    symmetric matrix whose inverse is known, and then a diagonal.
+
+    :param component: the mode.
+    :param position: ordered coordinates, ``[num_dims]``.
+    :param gradient: the gradient with respect to them, ``[num_dims]``.
+    """
+    matrices = _matrices(component)
+    scaled = (position - component.loc) * jnp.exp(-component.log_scale)
+    log_scale, log_widths = component.log_scale, component.log_widths
+    axes = component
+    if log_widths is not None:
+        scaled = _stretched(axes, scaled, -log_widths)
+        component = component._replace(basis=None, log_widths=None)
+
+    def total(scaled: jax.Array, forms: jax.Array) -> jax.Array:
+        return jnp.sum(_standardise(component, scaled, forms)[0])
+
+    # Each coordinate of the noise depends on its own entries only, so that a sum separates them.
+    by_scaled, by_forms = jax.grad(total, (0, 1))(scaled, matrices @ scaled)
+    gradient = gradient * jnp.exp(log_scale)
+    if log_widths is not None:
+        gradient = _stretched(axes, gradient, log_widths)
+    if not len(matrices):
+        return gradient / by_scaled
+    jacobian = by_scaled * jnp.eye(scaled.size, dtype=scaled.dtype)
+    for by_form, matrix in zip(by_forms, matrices, strict=True):
+        jacobian += by_form[:, None] * matrix
+    return jax.scipy.linalg.solve_triangular(jacobian, gradient, trans=1, lower=True)
 
 
 def from_noise(component: Component, noise: jax.Array) -> jax.Array:
@@ -232,25 +265,8 @@ def from_noise(component: Component, noise: jax.Array) -> jax.Array:
     :param component: the mode.
     :param noise: :math:`z`, ``[num_dims]``.
     """
-    if component.shape is not None:
-        skewness, tail = component.shape
-        noise = jnp.sinh((jnp.arcsinh(noise) + skewness) * jnp.exp(-tail))
-    scaled = noise
-    if component.slopes is not None:
-
-        def body(scaled: jax.Array, xs: Any) -> tuple[jax.Array, None]:
-            index, z, rows, gate = xs
-            mean, log_scale = _conditional(*[row @ scaled for row in rows], *gate)
-            return scaled.at[index].set(mean + jnp.exp(log_scale) * z), None
-
-        xs = jnp.arange(noise.size), noise, *_conditioning(component)
-        scaled, _ = lax.scan(body, jnp.zeros_like(noise), xs)
-    elif component.coupling is not None:
-        unit = jnp.eye(noise.size, dtype=noise.dtype) - jnp.tril(component.coupling, -1)
-        scaled = jax.scipy.linalg.solve_triangular(unit, noise, lower=True, unit_diagonal=True)
-    elif component.log_widths is not None:
-        scaled = _stretched(component, noise, component.log_widths)
-    return component.loc + jnp.exp(component.log_scale) * scaled
+    one = jax.tree.map(lambda x: x[None], component)
+    return _position(one, noise, lambda values: values[0])
 
 
 def component_log_density(
@@ -288,11 +304,80 @@ def _log_part(share: jax.Array | float, log_density: jax.Array) -> jax.Array:
     return jnp.where(is_there, jnp.log(jnp.where(is_there, share, 1.0)) + log_density, -jnp.inf)
 
 
-def _conditioning(component: Component) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns matrices and vectors of the two Gaussians, one row or number for each coordinate."""
-    matrices: list[Any] = [component.coupling, component.prior_coupling, component.slopes]
-    gate: Any = component.gate
-    return [jnp.tril(matrix, -1) for matrix in matrices], list(gate)
+def _position(
+    components: Component, noise: jax.Array, pick_fn: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """
+    Returns the position that :func:`to_noise` takes to this with one of the modes. Its matrices are
+    never picked, but products with those of all modes: a copy for each of many particles would cost
+    more.
+    """
+    if components.shape is not None:
+        skewness, tail = pick_fn(components.shape)
+        grown = jnp.exp((_arcsinh(noise) + skewness) * jnp.exp(-tail))
+        noise = 0.5 * (grown - 1 / grown)
+    scaled = noise
+    if components.slopes is not None:
+        gates: Any = components.gate
+
+        def body(scaled: jax.Array, xs: Any) -> tuple[jax.Array, None]:
+            index, z, rows, gate = xs
+            mean, share = _conditional(*pick_fn(rows @ scaled), *gate)
+            return scaled.at[index].set(mean + jnp.sqrt(share) * z), None
+
+        matrices, gate = jax.vmap(_matrices)(components), pick_fn(gates)
+        xs = jnp.arange(noise.size), noise * jnp.exp(gate[0]), jnp.moveaxis(matrices, 2, 0), gate.T
+        scaled, _ = lax.scan(body, jnp.zeros_like(noise), xs)
+    elif components.coupling is not None:
+        units = jnp.eye(noise.size, dtype=noise.dtype) - jnp.tril(components.coupling, -1)
+        solve = partial(jax.scipy.linalg.solve_triangular, lower=True, unit_diagonal=True)
+        scaled = pick_fn(jax.vmap(solve, (0, None))(units, noise))
+    elif components.log_widths is not None:
+
+        def grow(component: Component) -> jax.Array:
+            return _stretched(component, noise, component.log_widths)
+
+        scaled = pick_fn(jax.vmap(grow)(components))
+    return pick_fn(components.loc) + jnp.exp(pick_fn(components.log_scale)) * scaled
+
+
+def _matrices(component: Component) -> jax.Array:
+    """
+    Returns the matrices whose products with :math:`t` a coordinate depends on, ``[num_matrices,
+    num_dims, num_dims]``: :math:`B, A, S`, or :math:`B`, or none.
+    """
+    every: list[Any] = [component.coupling, component.prior_coupling, component.slopes]
+    given = [matrix for matrix in every if matrix is not None]
+    num_dims = component.loc.size
+    return jnp.tril(jnp.stack(given), -1) if given else jnp.zeros((0, num_dims, num_dims))
+
+
+def _standardise(
+    component: Component, scaled: jax.Array, forms: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    r"""
+    Returns :math:`z` and, but for factors that no coordinate has a part in, :math:`dz_j / dt_j`.
+
+    :param component: the mode.
+    :param scaled: :math:`t`, ``[num_dims]``.
+    :param forms: its products with the matrices, ``[num_matrices, num_dims]``.
+    """
+    noise, stretch = scaled, jnp.ones_like(scaled)
+    if component.slopes is not None:
+        gate: Any = component.gate
+        mean, share = _conditional(*forms, *gate)
+        stretch = lax.rsqrt(share)
+        noise = (scaled - mean) * jnp.exp(-gate[0]) * stretch
+    elif component.coupling is not None:
+        noise = scaled - forms[0]
+    elif component.log_widths is not None:
+        noise = _stretched(component, scaled, -component.log_widths)
+    if component.shape is not None:
+        skewness, tail = component.shape
+        grown = jnp.exp(jnp.exp(tail) * _arcsinh(noise) - skewness)
+        stretch = stretch * lax.rsqrt(1 + noise**2) * 0.5 * (grown + 1 / grown)
+        noise = 0.5 * (grown - 1 / grown)
+    return noise, stretch
 
 
 def _conditional(
@@ -302,15 +387,18 @@ def _conditional(
     log_likelihood_scale: jax.Array,
     offset: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns mean and log scale of the product of two Gaussians."""
+    """Returns the mean of the product of two Gaussians, and its variance over the likelihood's."""
     log_prior_scale = _MAX_LOG_SCALE * jnp.tanh(log_prior_scale / _MAX_LOG_SCALE)
     share = jax.nn.sigmoid(2 * (log_prior_scale - log_likelihood_scale))
-    mean = share * likelihood_mean + (1 - share) * (prior_mean + offset)
-    return mean, -0.5 * jnp.logaddexp(-2 * log_prior_scale, -2 * log_likelihood_scale)
+    return share * likelihood_mean + (1 - share) * (prior_mean + offset), share
 
 
-def _log_cosh(x: jax.Array) -> jax.Array:
-    return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - jnp.log(2.0)
+def _arcsinh(x: jax.Array) -> jax.Array:
+    """Returns the inverse of sinh, to the same digits after the point, at a third of the cost."""
+    is_negative = x < 0
+    size = jnp.where(is_negative, -x, x)  # whose slope at zero is one, unlike that of abs
+    value = jnp.log(size + jnp.sqrt(1 + x**2))
+    return jnp.where(is_negative, -value, value)
 
 
 def _axis_shares(component: Component) -> jax.Array:
@@ -324,16 +412,15 @@ def _axis_shares(component: Component) -> jax.Array:
 
 
 def _noise(
-    component: Component,
+    axis_shares: jax.Array,
     tail_share: jax.Array | float,
-    axis_share: jax.Array | float,
     uniforms: jax.Array,
     normals: jax.Array,
     tail_normals: jax.Array,
 ) -> jax.Array:
     """Returns noise, normal, Student-t or with one wide coordinate, from uniforms and normals."""
     mixing = jnp.mean(tail_normals**2)  # chi-squared over its degrees of freedom
-    edges = axis_share * jnp.cumsum(_axis_shares(component))
+    edges = jnp.cumsum(axis_shares)
     axis = jnp.sum(uniforms[1] >= edges)  # the last of them: none
     wide = jnp.where(jnp.arange(normals.size) == axis, _AXIS_SCALE * normals, normals)
     return jnp.where(uniforms[0] < tail_share, normals * lax.rsqrt(mixing), wide)

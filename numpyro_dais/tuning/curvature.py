@@ -83,7 +83,7 @@ def find_curvature(
 def _search(looks: Looks, starts: np.ndarray, center: np.ndarray) -> Peak | None:
     """Returns the mode at the end of the first search that has one."""
     for start in starts:
-        ends = find_modes(looks.density_fn, start[None], center, looks.spread, _MAX_EVALUATIONS)
+        ends = find_modes(looks.densities_fn, start[None], center, looks.spread, _MAX_EVALUATIONS)
         for end in ends.positions:
             peak = looks.polish(end)
             if peak.is_found:

@@ -20,6 +20,7 @@ from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.keys import host_generator, named_key
 from numpyro_dais._util.weights import pareto_khat, relative_variance
 from numpyro_dais.model.modes import find_modes
+from numpyro_dais.model.searches import NUM_LANES
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import BASE_SHARE, TAIL_SHARE, Component, Mixture
 from numpyro_dais.sampler.settings import Settings, no_steps
@@ -30,6 +31,7 @@ from numpyro_dais.tuning.laplace import (
     gaussian_component,
     laplace_mixture,
     log_joints,
+    log_joints_and_gradients,
 )
 from numpyro_dais.tuning.spread import NUM_START_DRAWS, start_draws, start_spread
 from numpyro_dais.tuning.variational import (
@@ -205,12 +207,12 @@ class _Attempt:
 
     def _laplace(self) -> Mixture | None:
         """Laplace's approximation around each mode that is found."""
-        looks = Looks(self.target, self.spread, self.goal.budget)
         starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, self.num_dims)
+        looks = Looks(self.target, self.spread, self.goal.budget, min(NUM_LANES, len(starts)))
         most = int(_SEARCH_SHARE * self.goal.budget)
-        modes = find_modes(looks.density_fn, starts, self.center, self.spread, most)
+        modes = find_modes(looks.densities_fn, starts, self.center, self.spread, most)
         if not len(modes.positions) and len(starts := self._positive_draws()):
-            modes = find_modes(looks.density_fn, starts, self.center, self.spread, most)
+            modes = find_modes(looks.densities_fn, starts, self.center, self.spread, most)
         mixture = None
         if len(modes.positions):
             max_modes = _HESSIAN_SHARE * self.goal.budget / looks.cost_of_geometry

@@ -29,6 +29,7 @@ __all__ = [
     "log_joint",
     "log_joint_and_gradient",
     "log_joints",
+    "log_joints_and_gradients",
     "peak_component",
     "precision_products",
 ]
@@ -81,6 +82,16 @@ def log_joint_and_gradient(
 
 
 @program(is_brief=True)
+def log_joints_and_gradients(
+    target: TracedTarget, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the log joint density of a target at each of many positions, and its gradients."""
+    values_and_gradients_fn = jax.vmap(jax.value_and_grad(log_joint, argnums=1), (None, 0))
+    values, gradients = values_and_gradients_fn(target, positions)
+    return values, gradients
+
+
+@program(is_brief=True)
 def log_joints(target: TracedTarget, positions: jax.Array) -> jax.Array:
     """Returns the log joint density of a target at each of many positions."""
     return jax.vmap(lambda position: log_joint(target, position))(positions)
@@ -130,12 +141,16 @@ class Looks:
     :param spread: the width of its start, ``[num_dims]``.
     :param budget: gradients that all is to cost in the end; a part of it decides how much of a
         Hessian can be known.
+    :param num_lanes: positions that are looked at side by side, at most.
     """
 
-    def __init__(self, target: TracedTarget, spread: np.ndarray, budget: float) -> None:
+    def __init__(
+        self, target: TracedTarget, spread: np.ndarray, budget: float, num_lanes: int = 1
+    ) -> None:
         self.target = target
         self.spread = spread
         self.num_gradients = 0.0
+        self.num_lanes = num_lanes
         self.num_dims = len(spread)
         self.is_dense = self.num_dims <= min(MAX_DENSE_DIMS, DENSE_SHARE * budget)
         self.max_rank = int(min(_MAX_RANK, DENSE_SHARE * budget / 2))
@@ -145,11 +160,18 @@ class Looks:
         """Gradients at most, for one."""
         return self.num_dims if self.is_dense else self.max_rank
 
+    def densities_fn(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the log joint densities at up to ``num_lanes`` positions, and their gradients."""
+        self.num_gradients += len(positions)
+        # Always as many, so that one program serves all.
+        padded = np.resize(self._floats(positions), (self.num_lanes, self.num_dims))
+        values, gradients = log_joints_and_gradients(self.target, padded)
+        return np.asarray(values)[: len(positions)], np.asarray(gradients)[: len(positions)]
+
     def density_fn(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the log joint density and its gradient."""
-        self.num_gradients += 1
-        value, gradient = log_joint_and_gradient(self.target, self._floats(position))
-        return float(value), np.asarray(gradient, np.float64)
+        values, gradients = self.densities_fn(position[None])
+        return float(values[0]), gradients[0].astype(np.float64)
 
     def products_fn(self, position: np.ndarray, beta: float, directions: np.ndarray) -> np.ndarray:
         """Returns minus the Hessian of a tempered density times directions."""

@@ -243,6 +243,7 @@ class _Tuner:
     def _from_own_start(self) -> list[Trial]:
         target = self.target.with_mixture(None)
         draws = np.asarray(start_draws(named_key(self.rng_key, "draws"), target), np.float64)
+        draws = draws[np.all(np.isfinite(draws), axis=1)]
         unit = start_spread(draws)
         trials = []
         path = self._curvature_path(target, draws)
@@ -269,12 +270,11 @@ class _Tuner:
         return trials
 
     def _curvature_path(self, target: TracedTarget, draws: np.ndarray) -> MeasuredPath | None:
-        most = int(_CURVATURE_SHARE * self.size)
-        curvature = find_curvature(named_key(self.rng_key, "curvature"), target, most)
-        if curvature is None:
-            return None
-        self.spent += curvature.num_gradients
-        return curvature_path(curvature, np.median(draws, axis=0))
+        most = _CURVATURE_SHARE * self.size
+        center = np.median(draws, axis=0)
+        found, cost = find_curvature(target, draws, center, start_spread(draws), most)
+        self.spent += cost
+        return None if found is None else curvature_path(found, center)
 
     def _fit_path(self, started: TracedTarget) -> MeasuredPath:
         draws = np.asarray(start_draws(named_key(self.rng_key, "fitted"), started), np.float64)

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_dais._util.programs import program
 from numpyro_dais.model.traced import TracedTarget
-from numpyro_dais.sampler.mixture import Component, from_noise, to_noise
+from numpyro_dais.sampler.mixture import Component, from_noise, noise_gradient, to_noise
 from numpyro_dais.tuning.ascent import ascend
 from numpyro_dais.tuning.laplace import log_joint
 
@@ -120,16 +120,23 @@ def variational_fit(
             slopes=None if slopes is None else slopes / math.sqrt(num_dims),
         )
 
+    def log_ratio(fixed: Component, ordered: jax.Array) -> jax.Array:
+        noise, log_det = to_noise(fixed, ordered)
+        log_q = log_det - 0.5 * jnp.sum(noise**2) - 0.5 * num_dims * math.log(2 * math.pi)
+        position = jnp.zeros_like(ordered).at[order].set(ordered)
+        return log_joint(target, position) + tilt.log_factor(ordered) - log_q
+
     def bound_fn(params: Component, key: jax.Array) -> jax.Array:
         fitted = unpack(params)
         fixed = lax.stop_gradient(fitted)
 
         def elbo(noise: jax.Array) -> jax.Array:
-            ordered = from_noise(fitted, noise)
-            back, log_det = to_noise(fixed, ordered)
-            log_q = log_det - 0.5 * jnp.sum(back**2) - 0.5 * num_dims * math.log(2 * math.pi)
-            position = jnp.zeros_like(ordered).at[order].set(ordered)
-            return log_joint(target, position) + tilt.log_factor(ordered) - log_q
+            ordered = from_noise(fixed, noise)
+            value, gradient = jax.value_and_grad(log_ratio, argnums=1)(fixed, ordered)
+            # With the noise held, a position moves by -(dz/du)^-1 dz/d(params).
+            pull = lax.stop_gradient(noise_gradient(fixed, ordered, gradient))
+            moved = jnp.dot(pull, noise - to_noise(fitted, lax.stop_gradient(ordered))[0])
+            return lax.stop_gradient(value) + moved - lax.stop_gradient(moved)
 
         return jnp.mean(jax.vmap(elbo)(random.normal(key, (VARIATIONAL_DRAWS, num_dims))))
 

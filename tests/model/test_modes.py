@@ -79,7 +79,12 @@ def test_mode_of_a_rounded_density():
         return (precision + np.diag(skew)).astype(np.float32)
 
     start = center + np.array([0.05, 0.02])
-    ends = find_modes(density_fn, start[None], center, np.ones(2), 1000).positions
+
+    def densities_fn(positions):
+        value, gradient = density_fn(positions[0])
+        return np.array([value]), gradient[None]
+
+    ends = find_modes(densities_fn, start[None], center, np.ones(2), 1000).positions
     mode = polish_mode(density_fn, curvature_fn, ends[0])
     assert mode.is_found
     assert mode.decrement < 1e-8

@@ -1,14 +1,18 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The comparison with peers runs, continues where it stopped, and draws its conclusions."""
+"""
+The comparison with peers runs, continues where it stopped, and draws its conclusions; warm calls are
+timed.
+"""
 
 import json
 from pathlib import Path
 import subprocess
 import sys
 
-PEERS = Path(__file__).parents[2] / "benchmarks" / "peers.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PEERS = BENCHMARKS / "peers.py"
 
 
 def run_peers(results: Path, *arguments: str) -> str:
@@ -45,3 +49,11 @@ def test_peers(tmp_path):
         assert row["num_gradients"] > 0
     assert results.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "| tempered SMC, 1k | 2 |" in results.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_warm_call():
+    command = [sys.executable, BENCHMARKS / "warm_call.py", "--targets", "hierarchy", "seeds"]
+    result = subprocess.run([*command, "--num-runs", "1"], capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert "linear-Gaussian hierarchy, 9-d" in result.stdout
+    assert "of 1" in result.stdout  # the other one needs its data

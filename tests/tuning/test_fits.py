@@ -16,7 +16,14 @@ import numpyro.distributions as dist
 from numpyro_dais.model.modes import Modes, find_modes
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.traced import trace_target
-from numpyro_dais.sampler.mixture import Component, Mixture, from_noise, started_at, to_noise
+from numpyro_dais.sampler.mixture import (
+    Component,
+    Mixture,
+    from_noise,
+    noise_gradient,
+    started_at,
+    to_noise,
+)
 from numpyro_dais.sampler.path import LogDensities, TargetFunctions
 from numpyro_dais.sampler.settings import load_settings, no_steps
 from numpyro_dais.tuning.geometry import dense_geometry
@@ -60,6 +67,11 @@ def test_a_mode_and_its_noise_are_inverse_maps(component):
     np.testing.assert_allclose(back, noise, rtol=1e-4, atol=1e-5)
     jacobian = jax.jacobian(lambda u: to_noise(component, u)[0])(position)
     np.testing.assert_allclose(log_det, np.linalg.slogdet(jacobian)[1], rtol=1e-4, atol=1e-4)
+    gradient = jnp.array([1.0, -0.5, 2.0])
+    by_noise = jax.grad(lambda z: jnp.dot(gradient, from_noise(component, z)))(noise)
+    np.testing.assert_allclose(
+        noise_gradient(component, position, gradient), by_noise, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_draws_of_a_mixture_have_its_density():
@@ -133,8 +145,12 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
         gradient = shares[0] * (1.0 - u) / 0.04 + shares[1] * (-1.5 - u) / 0.04
         return float(np.logaddexp.reduce(values)), gradient
 
+    def side_by_side(positions):
+        values, gradients = zip(*map(two_modes, positions), strict=True)
+        return np.array(values), np.stack(gradients)
+
     starts = np.array([[1.2, 0.9], [-1.0, -2.0], [0.8, 1.1], [-1.4, -1.6]])
-    modes = find_modes(two_modes, starts, np.zeros(2), np.ones(2), 1000)
+    modes = find_modes(side_by_side, starts, np.zeros(2), np.ones(2), 1000)
     curvatures = []
 
     def polish(u, density_fn, precision):
