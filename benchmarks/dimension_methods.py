@@ -23,7 +23,7 @@ PLAIN_SCALES = (0.3, 0.1, 0.03)
 PLAIN_SCHEDULES = ("linear", "power")
 HAIS_PARTICLES = 64
 HAIS_TUNING = 64  # chains that its tuning runs, all as long as the reported ones
-PILOT_PARTICLES = 64  # of SMC
+PILOT_PARTICLES = 32  # of SMC
 FEWEST_PARTICLES, MOST_PARTICLES = 16, 20_000  # of SMC
 
 Variants = dict[str, RunFn]
