@@ -15,7 +15,7 @@ chain (the best of six by its lower bound) and blackjax's adaptive tempered SMC 
 where DIRECTORY holds ``pines.csv``, ``turtles.csv``, ``sonar.csv``, ``ionosphere.csv`` and ``seeds.csv``, or its
 folders do; without it their targets are left out. Every run is a line of the results, and is not repeated, so that a
 study may be interrupted, continued and extended. A target and method has a process of its own, hence a peak of memory,
-and is ended after ``--max-seconds``, which the table then says. In 20,000 dimensions only the default is run. In float64, and once more in float32 for ``DAIS(model)``.
+and is ended after ``--max-seconds``, which the table then says; a larger number tries again. In 20,000 dimensions only the default is run. In float64, and once more in float32 for ``DAIS(model)``.
 
 References:
 
@@ -125,8 +125,10 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> None:
 
 def start_cell(cell: Cell, target: SizedTarget, args: argparse.Namespace) -> None:
     """Runs a cell in a process of its own, and notes why it ended if that was too early."""
-    done = {row["seed"] for row in rows_of(cell, args)}
-    if None in done or done.issuperset(seeds_of(cell, target, args.num_seeds)):
+    rows = rows_of(cell, args)
+    is_given_up = any(row.get("limit", 0.0) >= args.max_seconds for row in rows)
+    done = {row["seed"] for row in rows}
+    if is_given_up or done.issuperset(seeds_of(cell, target, args.num_seeds)):
         return
     command = [sys.executable, __file__, "--cell", *cell, "--results", args.results]
     command += ["--num-seeds", args.num_seeds, "--budget", args.budget]
@@ -144,7 +146,7 @@ def start_cell(cell: Cell, target: SizedTarget, args: argparse.Namespace) -> Non
     except subprocess.TimeoutExpired:
         reason = f"over {args.max_seconds:g} s"
     if reason is not None:
-        write(cell, {"seed": None, "reason": reason}, args)
+        write(cell, {"seed": None, "reason": reason, "limit": args.max_seconds}, args)
     seconds = time.perf_counter() - begin
     print(f"{', '.join(cell)}: {seconds:.0f} s{f' ({reason})' if reason else ''}", flush=True)
 

@@ -83,7 +83,7 @@ def summarise(target: SizedTarget, rows: list[dict]) -> Summary:
         float(np.mean([cost(row) for row in best])) if best else np.nan,
         float(np.median(warm or [row["seconds"] for row in best])) if best else np.nan,
         max((row["peak_mib"] for row in best), default=np.nan),
-        next((row["reason"] for row in rows if row["seed"] is None), None),
+        rows[-1].get("reason"),  # those before it were overcome
     )
 
 
