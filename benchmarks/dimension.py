@@ -35,7 +35,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from dimension_methods import LABELS, METHODS, can_run
+from dimension_methods import LABELS, METHODS, Variants, can_run
 from dimension_tables import best_variants, draw, report
 from dimension_targets import NEEDS_FILE, TARGETS, SizedTarget
 from peers import read_rows, timed
@@ -97,30 +97,31 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def missing_runs(cell: Cell, names: list[str], target: SizedTarget, args: argparse.Namespace):
-    """Yields seeds and variants without a row, which is looked up only when their turn comes."""
-    for seed in seeds_of(cell, target, args.num_seeds):
-        rows = rows_of(cell, args)
-        is_chosen = seed > 0 and target.num_dims >= LARGE
-        chosen = {row["variant"] for row in best_variants(rows) if row["seed"] == 0}
-        done = {row["variant"] for row in rows if row["seed"] == seed}
-        for name in names:
-            if name not in done and (name in chosen or not is_chosen):
-                yield seed, name
+def variants_of(seed: int, variants: Variants, rows: list[dict], num_dims: int) -> Variants:
+    """Those that a seed runs: all, or in many dimensions the one that was best with the first seed."""
+    best = [row["variant"] for row in best_variants(rows) if row["seed"] == 0]
+    return {best[0]: variants[best[0]]} if seed > 0 and num_dims >= LARGE and best else variants
 
 
 def run_cell(cell: Cell, args: argparse.Namespace) -> None:
-    """Appends a row for each run that has none yet; the first is the one that compiles."""
+    """Appends the rows of each seed that has none yet; the first run is the one that compiles."""
     numpyro.enable_x64(cell.precision == "float64")
     target = TARGETS[cell.target](args.data)
     variants = METHODS[cell.method](target.target, args.budget)
     is_first = True
-    for seed, name in missing_runs(cell, list(variants), target, args):
-        result, seconds = timed(variants[name], seed)
-        row = {"variant": name, "seed": seed, **result._asdict()}
-        row |= {"seconds": seconds, "is_first": is_first, "peak_mib": round(peak_memory())}
-        write(cell, row, args)
-        is_first = False
+    for seed in seeds_of(cell, target, args.num_seeds):
+        rows = rows_of(cell, args)
+        if any(row["seed"] == seed for row in rows):
+            continue
+        found = []
+        for name, run in variants_of(seed, variants, rows, target.num_dims).items():
+            result, seconds = timed(run, seed)
+            row = {"variant": name, "seed": seed, **result._asdict()}
+            row |= {"seconds": seconds, "is_first": is_first, "peak_mib": round(peak_memory())}
+            found.append(row)
+            is_first = False
+        for row in found:  # all or none, so that a seed that is there is complete
+            write(cell, row, args)
 
 
 def start_cell(cell: Cell, target: SizedTarget, args: argparse.Namespace) -> None:

@@ -104,11 +104,6 @@ LABELS = {
 }
 
 
-def method_of(variant: str) -> str:
-    """The method that a variant is of."""
-    return variant.split(",")[0]
-
-
 def can_run(method: str) -> bool:
     """Whether the package behind a method is there."""
     return method != "smc" or is_installed("smc_1k")

@@ -9,6 +9,7 @@ from pathlib import Path
 import subprocess
 import sys
 
+import dimension
 import dimension_tables
 import dimension_targets
 from dimension_targets import SizedTarget
@@ -133,6 +134,17 @@ def test_ratios_and_criteria():
     assert "failed in 1 · 125" in text
     assert "RMSE 0.0040, wanted below 0.01, in 125 gradients, wanted below 10,030: met" in text
     assert dimension_tables.without_reference_error(0.5, 0.3) == pytest.approx(0.4)
+
+
+def test_many_dimensions_keep_the_variant_that_was_best_first():
+    rows = [
+        row("plain", 0, 0.0, variant=name, lower_bound=at)
+        for name, at in zip("abc", (-3, -1, -2), strict=True)
+    ]
+    variants = dict.fromkeys("abc")
+    assert list(dimension.variants_of(1, variants, rows, num_dims=1000)) == ["b"]
+    assert list(dimension.variants_of(0, variants, [], num_dims=1000)) == ["a", "b", "c"]
+    assert list(dimension.variants_of(1, variants, rows, num_dims=999)) == ["a", "b", "c"]
 
 
 def test_script(tmp_path):
