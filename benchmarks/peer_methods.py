@@ -41,6 +41,7 @@ class Result(NamedTuple):
     """
     One run. ``standard_error`` and ``has_warning`` are None for methods that have no such thing; a
     gradient comes with the density at the same point, which ``num_densities`` then does not count.
+    ``lower_bound`` is the mean log weight, of estimators of the package.
     """
 
     log_evidence: float
@@ -48,6 +49,12 @@ class Result(NamedTuple):
     has_warning: bool | None
     num_gradients: int
     num_densities: int
+    lower_bound: float | None = None
+
+    @property
+    def cost(self) -> float:
+        """Gradients, and half of the densities without gradient."""
+        return self.num_gradients + self.num_densities / 2
 
 
 RunFn = Callable[[jax.Array], Result]
@@ -82,7 +89,11 @@ def dais(target: Target, budget: float | None = None, target_error: float | None
     kwargs: dict[str, Any] = {} if budget is None else {"budget": int(budget), "target_error": 1e-4}
     if target_error is not None:
         kwargs["target_error"] = target_error
-    estimator = DAIS(**target.kwargs, **kwargs)
+    return run_of(DAIS(**target.kwargs, **kwargs), target)
+
+
+def run_of(estimator: DAIS | HAIS, target: Target) -> RunFn:
+    """A run of an estimator of the package."""
 
     def run(rng_key: jax.Array) -> Result:
         with warnings.catch_warnings():
@@ -94,6 +105,7 @@ def dais(target: Target, budget: float | None = None, target_error: float | None
             bool(evidence.warnings),
             int(evidence.num_gradients),
             0,  # counted as half a gradient each
+            float(evidence.lower_bound),
         )
 
     return run
@@ -104,20 +116,12 @@ def hais(target: Target, num_steps: int = 500, num_particles: int = 200) -> RunF
     kwargs = {"num_steps": num_steps, "num_particles": num_particles, "schedule": power}
     what = {"start": "prior", **target.kwargs}
     estimator = HAIS(**what, **kwargs, chunk_size=min(CHUNK, num_particles))
+    run_estimator = run_of(estimator, target)
 
     def run(rng_key: jax.Array) -> Result:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            evidence = estimator.log_evidence(rng_key, *target.estimator_args)
-        num_gradients = num_steps * num_particles + int(evidence.settings.num_gradients)
+        result = run_estimator(rng_key)
         # The gradient is taken halfway, the density of the Metropolis decision at the end.
-        return Result(
-            float(evidence),
-            float(evidence.standard_error),
-            bool(evidence.warnings),
-            num_gradients,
-            num_gradients,
-        )
+        return result._replace(num_densities=result.num_gradients)
 
     return run
 

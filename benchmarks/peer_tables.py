@@ -80,8 +80,6 @@ def _summarise(method: str, rows: list[dict], target: Target) -> Summary:
     errors = np.array([row["log_evidence"] for row in rows], np.float64) - target.log_evidence
     errors = np.where(np.isfinite(errors), errors, np.inf)  # a failure
     num_failed = int(np.sum(np.isinf(errors)))
-    indices = np.random.default_rng(0).integers(len(errors), size=(2000, len(errors)))
-    roots = np.sqrt(np.mean(errors[indices] ** 2, axis=1))
     bars = [row["standard_error"] for row in rows]
     warned = [row["has_warning"] for row in rows]
     coverage = None
@@ -91,8 +89,8 @@ def _summarise(method: str, rows: list[dict], target: Target) -> Summary:
     return Summary(
         method,
         len(rows),
-        float(np.sqrt(np.mean(errors**2))),
-        _interval(roots),
+        root_mean_square(errors),
+        interval(bootstrap_roots(errors)),
         float(np.median(np.abs(errors))),
         float(np.mean(errors)),
         np.inf if num_failed else float(np.var(errors)),
@@ -105,12 +103,22 @@ def _summarise(method: str, rows: list[dict], target: Target) -> Summary:
     )
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(values, [0.025, 0.975], method="nearest")
+def root_mean_square(errors: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+def bootstrap_roots(errors: np.ndarray) -> np.ndarray:
+    """Root mean squares of errors of seeds drawn with replacement, the same ones whatever the errors."""
+    indices = np.random.default_rng(0).integers(len(errors), size=(2000, len(errors)))
+    return np.sqrt(np.mean(errors[indices] ** 2, axis=1))
+
+
+def interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], method="nearest")
     return float(low), float(high)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:.2g}" if value >= 0.1 or not np.isfinite(value) else f"{value:.4f}"
 
 
@@ -120,12 +128,12 @@ def _share(value: float | None) -> str:
 
 def _cells(summary: Summary) -> list[str]:
     low, high = summary.interval
-    rmse = f"{_number(summary.rmse)} ({_number(low)} to {_number(high)})"
+    rmse = f"{number(summary.rmse)} ({number(low)} to {number(high)})"
     return [
         label(summary.method),
         str(summary.num_seeds),
         f"failed in {summary.num_failed}" if summary.num_failed else rmse,
-        _number(summary.median),
+        number(summary.median),
         f"{summary.cost:,.0f}",
         f"{summary.seconds:.2f}",
         f"{summary.first_seconds:.1f}",
@@ -156,6 +164,12 @@ def _ratios(ours: Summary, summaries: list[Summary]) -> str:
     return f"{label(ours.method)}: RMSE is {'; '.join(parts)}."
 
 
+def markdown(rows: list[list[str]]) -> list[str]:
+    """The lines of a table, of which the first row is the header."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
 def tables(
     targets: dict[str, Target], summaries: dict[str, list[Summary]], is_markdown: bool
 ) -> str:
@@ -169,10 +183,8 @@ def tables(
         has_peers = any(summary.kind != "ours" for summary in by_method)
         ratios = [_ratios(s, by_method) for s in by_method if s.kind == "ours" and has_peers]
         if is_markdown:
-            lines = ["| " + " | ".join(row) + " |" for row in rows]
-            lines.insert(1, "|---" * len(_HEADER) + "|")
             ratios = [f"- {line}" for line in ratios]
-            blocks.append("\n".join([f"### {title}", "", *lines, "", *ratios, ""]))
+            blocks.append("\n".join([f"### {title}", "", *markdown(rows), "", *ratios, ""]))
         else:
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
