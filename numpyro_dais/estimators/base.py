@@ -47,6 +47,7 @@ from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.reversible.gradient import OVERFLOW_NOTE
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES
+from numpyro_dais.tuning.plan import ISLAND_SIZE, LOOKS_COST
 from numpyro_dais.tuning.refinement import refine
 from numpyro_dais.tuning.step_size import tune_step_size
 from numpyro_dais.tuning.surrogate_fit import fit_quadratic
@@ -324,8 +325,11 @@ class Estimator:
         target = target.with_mixture(settings.start)
         num_particles = self._num_particles(settings)
         particles = tuned.finished
+        size = island_size(config, num_particles) if config.has_islands(settings) else 1
+        if tuned.is_resampled:
+            size = ISLAND_SIZE
         if particles is None:
-            particles = self._run(run_key, target, settings, num_particles)
+            particles = self._run(run_key, target, tuned, num_particles)
         has_model = self.model is not None and is_concrete((particles, problem))
         if has_model and not np.any(np.isfinite(np.asarray(particles.log_weights))):
             check_data(problem)
@@ -335,7 +339,6 @@ class Estimator:
         if config.memory == "reversible" and is_concrete(particles.log_weights):
             is_good = np.isfinite(np.asarray(particles.log_weights)) | particles.is_zero
             notes += () if np.all(is_good) else (OVERFLOW_NOTE,)
-        size = island_size(config, num_particles) if config.has_islands(settings) else 1
         evidence = Evidence(
             log_weights=particles.log_weights,
             positions=particles.positions,
@@ -344,6 +347,7 @@ class Estimator:
             problem=problem,
             method=type(self).__name__,
             num_gradients=self._num_gradients(problem, settings, num_particles)
+            + (num_particles * LOOKS_COST if tuned.is_resampled else 0)
             + settings.num_gradients
             + (0 if problem.surrogate is None else problem.surrogate.num_gradients),
             acceptance=particles.acceptance,
@@ -354,10 +358,13 @@ class Estimator:
         return evidence, target
 
     def _run(
-        self, rng_key: jax.Array, target: TracedTarget, settings: Settings, num_particles: int
+        self, rng_key: jax.Array, target: TracedTarget, tuned: Tuned, num_particles: int
     ) -> Run:
         """The particles that are reported."""
-        return run(rng_key, target, settings, num_particles, self._config, has_bar=True)
+        settings, config = tuned.settings, self._config
+        if tuned.run is None or not settings.num_steps or config.has_islands(settings):
+            return run(rng_key, target, settings, num_particles, config, has_bar=True)
+        return tuned.run(rng_key, target, settings, num_particles)[0]
 
     def _num_particles(self, settings: Settings | None) -> int:
         """As many as were asked for, or as the settings are for."""

@@ -4,6 +4,7 @@
 """Differentiable annealed importance sampling: the main door of the package."""
 
 from collections.abc import Callable
+from functools import partial
 import time
 from typing import Any
 
@@ -232,8 +233,10 @@ class DAIS(Estimator):
         def is_over() -> bool:
             return deadline is not None and time.monotonic() > deadline
 
-        tools = Tools(self._run_trial, runner, runner.num_rows, is_over)
-        return tune_all(rng_key, target, goal, tools)
+        may_resample = not self._config.resample_at
+        tools = Tools(self._run_trial, runner, runner.num_rows, is_over, may_resample)
+        tuned = tune_all(rng_key, target, goal, tools)
+        return tuned._replace(run=partial(runner, is_resampled=tuned.is_resampled))
 
 
 def _num_rows(goal: Goal, target: TracedTarget) -> int:

@@ -9,20 +9,22 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.concreteness import as_floats
+from numpyro_dais._util.concreteness import as_floats, put_beside
+from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.programs import program
+from numpyro_dais._util.weights import log_mean
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.particles import Run, join_runs, particle_keys
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.sampler.stages import Stage, advance, begin
+from numpyro_dais.tuning.plan import ISLAND_SIZE, NUM_LOOKS, WIDTH
 
 __all__ = ["StagedRun", "StagedRunner"]
 
-# Particles that run at a time: a vector for the processor, and few enough for a trial.
-WIDTH = 8
 # Seconds that a call is to take: Ctrl-C and clocks are looked at in between.
 _SECONDS = 2.0
 # Dimensions up to which chains without axes of their own are given those of the positions: a product
@@ -57,7 +59,12 @@ class StagedRunner:
         self._steps_per_second = 0.0
 
     def __call__(
-        self, rng_key: jax.Array, target: TracedTarget, settings: Settings, num_particles: int
+        self,
+        rng_key: jax.Array,
+        target: TracedTarget,
+        settings: Settings,
+        num_particles: int,
+        is_resampled: bool = False,
     ) -> StagedRun:
         """
         Returns particles that have gone from the start to the target.
@@ -66,79 +73,127 @@ class StagedRunner:
         :param target: the target, with its start.
         :param settings: settings of every chain, of at least one step.
         :param num_particles: the number of particles.
+        :param is_resampled: whether particles are resampled on their way, in islands of ``ISLAND_SIZE``,
+            each of which then has one weight.
         """
         num_steps = settings.num_steps
         padded = _padded(settings.of_chain(), self.num_rows, target.tracing.num_dims)
+        every = max(num_steps // NUM_LOOKS, 1) if is_resampled else 0
         parts = []
-        for first in range(0, num_particles, WIDTH):
-            run, log_ratios = self._run_block(rng_key, first, target, padded, num_steps)
-            number = min(WIDTH, num_particles - first)
-            run = jax.tree.map(lambda x, n=number: x[:n], run._replace(step_size=None))
+        width = ISLAND_SIZE if is_resampled else WIDTH
+        for first in range(0, num_particles, width):
+            stage = _empty_stage(rng_key, target, self.num_rows, width)
+            numbers = first, num_steps, every
+            ends, log_ratios = self._run_block(rng_key, target, padded, stage, *numbers)
+            number = min(width, num_particles - first)
+            run = _island_run(ends) if is_resampled else _particle_run(ends, number)
             run = run._replace(step_size=settings.step_size)
             parts.append(StagedRun(run, log_ratios[:num_steps, :number]))
-        if len(parts) == 1:
-            return parts[0]
+        whole = join_runs([part.run for part in parts])
         return StagedRun(
-            join_runs([part.run for part in parts]),
+            put_beside(whole, ends.log_weights),
             np.concatenate([part.log_ratios for part in parts], axis=1),
         )
 
     def _run_block(
-        self, rng_key: jax.Array, first: int, target: TracedTarget, padded: Settings, num_steps: int
-    ) -> tuple[Run, np.ndarray]:
-        stage = _empty_stage(rng_key, target, self.num_rows)
+        self,
+        rng_key: jax.Array,
+        target: TracedTarget,
+        padded: Settings,
+        stage: Stage,
+        first: int,
+        num_steps: int,
+        every: int,
+    ) -> tuple["_Ends", np.ndarray]:
         taken = 0
         while taken < num_steps:
             wanted = max(int(_SECONDS * self._steps_per_second), _FIRST_STEPS)
             last = min(taken + wanted // _FIRST_STEPS * _FIRST_STEPS, num_steps)
             began = time.perf_counter()
-            stage, run = _advance(
-                rng_key, np.asarray(first), target, padded, stage, np.asarray(taken), np.asarray(last)
-            )
-            jax.block_until_ready(run.log_weights)
+            numbers = [np.asarray(number) for number in (first, taken, last, every)]
+            stage, ends = _advance(rng_key, target, padded, stage, *numbers)
+            jax.block_until_ready(ends.log_weights)
             # The first call compiles, and says nothing of the speed.
             self._steps_per_second = (last - taken) / (time.perf_counter() - began)
             taken = last
-        return run, np.asarray(stage.log_ratios)
+        return ends, np.asarray(stage.log_ratios)
+
+
+class _Ends(NamedTuple):
+    """The particles of a block, and the same as an island with one weight."""
+
+    log_weights: jax.Array
+    positions: jax.Array
+    is_start_finite: jax.Array
+    log_evidence: jax.Array
+    position: jax.Array
 
 
 @program()
 def _advance(
     rng_key: jax.Array,
-    first_particle: jax.Array,
     target: TracedTarget,
     settings: Settings,
     stage: Stage,
+    first_particle: jax.Array,
     first: jax.Array,
     last: jax.Array,
-) -> tuple[Stage, Run]:
+    every: jax.Array,
+) -> tuple[Stage, _Ends]:
     stage = jax.lax.cond(
         first == 0,
-        lambda stage: _begin(rng_key, first_particle, target, len(stage.log_ratios)),
+        lambda stage: _begin(rng_key, first_particle, target, *stage.log_ratios.shape),
         lambda stage: stage,
         stage,
     )
-    stage, log_weights = advance(stage, target, settings, first, last)
-    is_good = stage.is_start_finite & jnp.isfinite(log_weights)
-    run = Run(
-        log_weights=jnp.where(is_good, log_weights, -jnp.inf),
-        positions=stage.state.position,
-        is_start_finite=stage.is_start_finite,
-        is_zero=stage.is_start_finite & jnp.isneginf(log_weights),
-        acceptance=None,
-        step_size=settings.step_size,
+    island_key = random.fold_in(named_key(rng_key, "islands"), first_particle)
+    resampling_key, choice_key = random.split(island_key)
+    stage, log_weights = advance(resampling_key, stage, target, settings, first, last, every)
+    finite = jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
+    chosen = random.categorical(choice_key, finite)
+    positions = stage.island.state.position
+    log_evidence = stage.island.log_evidence + log_mean(finite)
+    return stage, _Ends(
+        log_weights, positions, stage.is_start_finite, log_evidence, positions[chosen]
     )
-    return stage, run
+
+
+def _particle_run(ends: _Ends, number: int) -> Run:
+    """The first particles of a block, each with its weight."""
+    ends = jax.tree.map(np.asarray, ends)
+    has_start, log_weights = ends.is_start_finite[:number], ends.log_weights[:number]
+    is_good = has_start & np.isfinite(log_weights)
+    return Run(
+        log_weights=np.where(is_good, log_weights, -np.inf),
+        positions=ends.positions[:number],
+        is_start_finite=has_start,
+        is_zero=has_start & np.isneginf(log_weights),
+        acceptance=None,
+        step_size=None,
+    )
+
+
+def _island_run(ends: _Ends) -> Run:
+    """A block as an island."""
+    ends = jax.tree.map(np.asarray, ends)
+    return Run(
+        log_weights=ends.log_evidence[None],
+        positions=ends.position[None],
+        is_start_finite=ends.is_start_finite,
+        is_zero=np.zeros(1, bool),  # an island has no zero that is known to be exact
+        acceptance=None,
+        step_size=None,
+    )
 
 
 def _begin(
-    rng_key: jax.Array, first: jax.Array | int, target: TracedTarget, num_rows: int
+    rng_key: jax.Array, first: jax.Array | int, target: TracedTarget, num_rows: int, width: int
 ) -> Stage:
-    return begin(particle_keys(rng_key, WIDTH, first), target, num_rows)
+    return begin(particle_keys(rng_key, width, first), target, num_rows)
 
 
-def _empty_stage(rng_key: jax.Array, target: TracedTarget, num_rows: int) -> Stage:
-    shapes = jax.eval_shape(lambda key: _begin(key, 0, target, num_rows), rng_key)
+def _empty_stage(rng_key: jax.Array, target: TracedTarget, num_rows: int, width: int) -> Stage:
+    shapes = jax.eval_shape(lambda key: _begin(key, 0, target, num_rows, width), rng_key)
 
     def zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):

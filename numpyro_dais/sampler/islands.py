@@ -40,10 +40,10 @@ from numpyro_dais.sampler.path import (
 )
 from numpyro_dais.sampler.settings import Settings
 
-__all__ = ["resampling_steps", "run_islands"]
+__all__ = ["Island", "island_log_weights", "resample", "resampling_steps", "run_islands"]
 
 
-class _Island(NamedTuple):
+class Island(NamedTuple):
     """
     Particles of an island.
 
@@ -133,7 +133,7 @@ def _run_island(
     kinetic = jnp.where(is_start_finite, begun.state.log_weight, -jnp.inf)
     state = begun.state._replace(log_weight=kinetic)
 
-    def step_fn(noise: Noise, island: _Island, index: jax.Array, step: Step) -> Any:
+    def step_fn(noise: Noise, island: Island, index: jax.Array, step: Step) -> Any:
         state, _ = jax.vmap(
             lambda noise, state: forward_step(
                 noise, state, step, target.log_densities_fn, UNCORRECTED
@@ -142,31 +142,38 @@ def _run_island(
         island = island._replace(state=state)
         key = random.fold_in(resampling_key, index)
 
-        def resample(island: _Island) -> _Island:
-            return _resample(key, island, at_temperature(densities_fn(state.position), step.beta))
+        def renew(island: Island) -> Island:
+            return resample(key, island, at_temperature(densities_fn(state.position), step.beta))
 
-        return lax.cond(is_resampling[index], resample, lambda island: island, island), None
+        return lax.cond(is_resampling[index], renew, lambda island: island, island), None
 
     steps = settings.steps(positions.shape[-1])
-    island = _Island(state, origin, jnp.zeros((), kinetic.dtype))
+    island = Island(state, origin, jnp.zeros((), kinetic.dtype))
     noise = noise_of_each(state, begun.noise_key, len(steps.beta))
     island, _ = scan_steps(step_fn, noise, island, steps, memory, on_step)
-    log_weights = _log_weights(island, densities_fn(island.state.position))
+    log_weights = island_log_weights(island, densities_fn(island.state.position))
     log_evidence = island.log_evidence + log_mean(log_weights)
     chosen = random.categorical(choice_key, log_weights)
     return log_evidence, island.state.position[chosen], is_start_finite
 
 
-def _log_weights(island: _Island, last: LogDensities) -> jax.Array:
+def island_log_weights(island: Island, last: LogDensities) -> jax.Array:
     """Returns log weights since the last resampling; zero weight for what is not finite."""
     log_weights = annealed_log_weight(island.origin, last, island.state.log_weight)
     return jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
 
 
-def _resample(rng_key: jax.Array, island: _Island, last: LogDensities) -> _Island:
-    log_weights = _log_weights(island, last)
+def resample(rng_key: jax.Array, island: Island, last: LogDensities) -> Island:
+    """
+    Returns the particles of an island drawn anew by weight.
+
+    :param rng_key: a JAX random key.
+    :param island: the island.
+    :param last: the two terms of the log density where its particles are.
+    """
+    log_weights = island_log_weights(island, last)
     uniform = random.uniform(rng_key, dtype=log_weights.dtype)
     ancestors = systematic(uniform, weight_shares(lax.stop_gradient(log_weights)))
     state, origin = jax.tree.map(lambda x: x[ancestors], (island.state, last))
     state = state._replace(log_weight=jnp.zeros_like(state.log_weight))
-    return _Island(state, origin, island.log_evidence + log_mean(log_weights))
+    return Island(state, origin, island.log_evidence + log_mean(log_weights))

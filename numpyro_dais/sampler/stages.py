@@ -7,17 +7,23 @@ Uncorrected chains that are taken some steps at a time.
 Nobody differentiates the runs that find settings, so the number of steps can be a value, not a
 shape: chains of any length, up to that of the arrays which hold their settings, are one program.
 Between two calls of it the host may look at the clock, move a progress bar, or be interrupted.
+
+The chains of one stage may be an island, see :mod:`numpyro_dais.sampler.islands`, whose particles are
+drawn anew by weight where these have become unequal: decided by what has happened so far, this
+leaves the island's estimate unbiased.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 
+from numpyro_dais._util.weights import ess
 from numpyro_dais.sampler.begin import begin_chain
+from numpyro_dais.sampler.islands import Island, island_log_weights, resample
 from numpyro_dais.sampler.kernel import (
-    ChainState,
     Noise,
     Step,
     observed_step,
@@ -26,7 +32,6 @@ from numpyro_dais.sampler.kernel import (
 )
 from numpyro_dais.sampler.noise import noise_of_each
 from numpyro_dais.sampler.path import (
-    LogDensities,
     Target,
     annealed_log_weight,
     at_start,
@@ -36,21 +41,23 @@ from numpyro_dais.sampler.settings import Settings
 
 __all__ = ["Stage", "advance", "begin"]
 
+# The effective sample size, as a share, below which an island is resampled: custom of the
+# literature.
+_ESS_SHARE = 0.5
+
 
 class Stage(NamedTuple):
     """
     Chains on their way, along the leading axis.
 
-    :param state: their state; its log weight is the kinetic part.
-    :param origin: the log density where they began.
+    :param island: their state, and what the weights up to the last resampling were.
     :param noise_keys: the keys of their noise.
     :param is_start_finite: whether the draws that they began at were finite.
     :param log_ratios: what each step has seen of the log ratio of the path's two ends, ``[num_rows,
         num_particles]``; zeros for steps to come.
     """
 
-    state: ChainState
-    origin: LogDensities
+    island: Island
     noise_keys: jax.Array
     is_start_finite: jax.Array
     log_ratios: jax.Array
@@ -71,46 +78,72 @@ def begin(rng_keys: jax.Array, target: Target, num_rows: int) -> Stage:
     positions = jnp.where(is_finite, starts, 0.0)
     origin = at_start(jax.vmap(target.log_densities_fn)(positions))
     begun = jax.vmap(begin_chain)(pairs[:, 1], positions, origin)
+    is_start_finite = jnp.all(is_finite, -1)
+    kinetic = jnp.where(is_start_finite, begun.state.log_weight, -jnp.inf)
+    island = Island(begun.state._replace(log_weight=kinetic), origin, jnp.zeros((), kinetic.dtype))
     log_ratios = jnp.zeros((num_rows, len(rng_keys)), positions.dtype)
-    return Stage(begun.state, origin, begun.noise_key, jnp.all(is_finite, -1), log_ratios)
+    return Stage(island, begun.noise_key, is_start_finite, log_ratios)
 
 
 def advance(
-    stage: Stage, target: Target, settings: Settings, first: jax.Array, last: jax.Array
+    rng_key: jax.Array,
+    stage: Stage,
+    target: Target,
+    settings: Settings,
+    first: jax.Array,
+    last: jax.Array,
+    every: jax.Array,
 ) -> tuple[Stage, jax.Array]:
     """
-    Returns the chains after some more steps, and the log weights of chains that stop there.
+    Returns the chains after some more steps, and the log weights, since the last resampling, of
+    chains that stop there.
 
+    :param rng_key: the key of the resampling.
     :param stage: the chains.
     :param target: what they see.
     :param settings: of every chain; those beyond its last step do not matter.
     :param first: the number of steps that were taken, a multiple of the length of a block of noise.
     :param last: the number of steps after this call.
+    :param every: the number of steps after which the chains are looked at, and resampled if their
+        effective sample size has fallen to a half; 0 for never.
     """
-    steps = settings.steps(stage.state.position.shape[-1])
-    steps, shared = split_preconditioner(steps)
-    blocks = noise_of_each(stage.state, stage.noise_keys, len(stage.log_ratios))
+    num_dims = stage.island.state.position.shape[-1]
+    steps, shared = split_preconditioner(settings.steps(num_dims))
+    blocks = noise_of_each(stage.island.state, stage.noise_keys, len(stage.log_ratios))
+    densities_fn = jax.vmap(target.log_densities_fn)
+
+    def look(index: jax.Array, beta: jax.Array, island: Island) -> Island:
+        end = at_temperature(densities_fn(island.state.position), beta)
+        is_unequal = ess(island_log_weights(island, end)) < _ESS_SHARE * len(stage.noise_keys)
+        key = random.fold_in(rng_key, index)
+        return lax.cond(
+            is_unequal, lambda: resample(key, island, end), lambda: island
+        )
 
     def block(index: jax.Array, carry: Any) -> Any:
         drawn = blocks.draw_fn(index, blocks.length)
         begun = index * blocks.length
 
-        def body(offset: jax.Array, carry: tuple[ChainState, jax.Array]) -> Any:
-            state, log_ratios = carry
-            step = with_preconditioner(_row(steps, begun + offset), shared)
-            noise = _row(drawn, offset)
-            state, seen = jax.vmap(_stepper(step, target))(noise, state)
-            return state, lax.dynamic_update_index_in_dim(log_ratios, seen, begun + offset, 0)
+        def body(offset: jax.Array, carry: tuple[Island, jax.Array]) -> Any:
+            island, log_ratios = carry
+            index = begun + offset
+            step = with_preconditioner(_row(steps, index), shared)
+            state, seen = jax.vmap(_stepper(step, target))(_row(drawn, offset), island.state)
+            island = island._replace(state=state)
+            log_ratios = lax.dynamic_update_index_in_dim(log_ratios, seen, index, 0)
+            is_due = (every > 0) & ((index + 1) % jnp.maximum(every, 1) == 0)
+            island = lax.cond(is_due, partial(look, index, step.beta), lambda x: x, island)
+            return island, log_ratios
 
         return lax.fori_loop(0, jnp.minimum(blocks.length, last - begun), body, carry)
 
     num_blocks = (last + blocks.length - 1) // blocks.length
-    carry = stage.state, stage.log_ratios
-    state, log_ratios = lax.fori_loop(first // blocks.length, num_blocks, block, carry)
-    stage = stage._replace(state=state, log_ratios=log_ratios)
-    beta = jnp.where(last > 0, settings.betas[jnp.maximum(last - 1, 0)], 0.0)
-    end = at_temperature(jax.vmap(target.log_densities_fn)(state.position), beta)
-    return stage, annealed_log_weight(stage.origin, end, state.log_weight)
+    carry = stage.island, stage.log_ratios
+    island, log_ratios = lax.fori_loop(first // blocks.length, num_blocks, block, carry)
+    stage = stage._replace(island=island, log_ratios=log_ratios)
+    beta = settings.betas[jnp.maximum(last - 1, 0)]
+    end = at_temperature(densities_fn(island.state.position), beta)
+    return stage, annealed_log_weight(island.origin, end, island.state.log_weight)
 
 
 def _stepper(step: Step, target: Target) -> Any:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_dais._util.weights import relative_variance
 from numpyro_dais.sampler.particles import Run
 from numpyro_dais.tuning.candidates import Candidate
 from numpyro_dais.tuning.population import MeasuredPath
@@ -23,6 +22,9 @@ _INERTIA = 0.5
 # The least share of the mean contribution that a part is taken to have: measured ones may be
 # negative. A round number.
 _LEAST_SHARE = 0.05
+# How many times the loss of particles counts, and nats below the others where one is lost. Round
+# numbers.
+_LOSS_FACTOR, _FAR_BELOW = 10.0, 20.0
 # Nats that a particle may lie apart from the others in one step: those of stray ones say nothing of
 # the path. A round number.
 _LARGEST_WORK = 30.0
@@ -55,28 +57,29 @@ class Trial(NamedTuple):
     @property
     def bound(self) -> float:
         """
-        The mean log weight without the lowest quarter, where stray draws of a start are, and with
-        what lost particles take from the estimate.
+        The mean log weight without the lowest eighth, where stray draws of a start are, and with
+        what particles that have exploded take from the estimate, several times over: it is a bias, and no error
+        bar shows it.
         """
         upper = self._upper
         if not np.all(np.isfinite(upper)):
             return -math.inf
-        return float(np.mean(upper) + np.log(np.mean(np.isfinite(self.log_weights))))
+        lowest = np.median(self.log_weights) - max(_FAR_BELOW, 6 * float(np.std(upper)))
+        share = np.mean(self.log_weights > lowest)
+        return float(np.mean(upper) + _LOSS_FACTOR * np.log(share))
 
     @property
     def _upper(self) -> np.ndarray:
-        return np.sort(self.log_weights)[len(self.log_weights) // 4 :]
+        return np.sort(self.log_weights)[len(self.log_weights) // 8 :]
 
     @property
     def log_variance(self) -> float:
-        """The variance of normal log weights that would have the same effective sample size."""
+        """The variance of log weights, those of stray particles left out."""
         if not np.all(np.isfinite(self._upper)):
             return math.inf
         spread = float(np.var(self._upper, ddof=1))
-        spread *= 1.87  # which the upper three quarters of a normal's have less
-        from_weights = math.log1p(relative_variance(self.log_weights))
-        is_known = math.expm1(from_weights) < len(self.log_weights) / 5
-        return max(min(from_weights, spread) if is_known else spread, 1e-4)
+        spread *= 1.36  # which the upper seven eighths of a normal's have less
+        return max(spread, 1e-4)
 
 
 def log_relative_variance(log_variance: float) -> float:

@@ -36,7 +36,7 @@ from numpyro_dais.tuning.fitting import (
     judge_start,
 )
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
-from numpyro_dais.tuning.plan import Plan, plan_chains, plan_draws
+from numpyro_dais.tuning.plan import ISLAND_SIZE, Plan, plan_chains, plan_draws, resampled
 from numpyro_dais.tuning.population import MeasuredPath, measure_path
 from numpyro_dais.tuning.spread import start_draws, start_spread
 from numpyro_dais.tuning.trials import Trial, barrier_of, measured_anew
@@ -51,12 +51,14 @@ _GOOD_ENOUGH = 0.03
 _TRIAL_SHARE = 0.006
 _PATH_SHARE = 0.08
 _CURVATURE_SHARE = 0.08
-_ROUND_SHARE = 0.06
+_ROUND_SHARE = 0.065
 # Steps of a first trial: a few, or as many as rank candidates well.
 _TRIAL_STEPS = 16, 64
 # Particles of a trial: as many as run at a time; and of a round.
 _NUM_TRIAL_PARTICLES = 8
 _NUM_ROUND_PARTICLES = 16
+# Of a step that is tried in the first round beside the one that was best with fewer steps.
+_SHORTER = 0.6
 # How many times as many steps the next round has: few rounds, and short ways to extrapolate.
 _GROWTH = 4
 # The variance of log weights in a first trial below which no other path is looked for: a run of a
@@ -76,12 +78,14 @@ class Tools(NamedTuple):
     :param run: chains: the same to particles and to what each step saw of the path.
     :param num_rows: the largest number of steps.
     :param is_over: whether time is up.
+    :param may_resample: whether particles may be resampled in islands.
     """
 
     draw: RunFn
     run: Callable[[jax.Array, TracedTarget, Settings, int], tuple[Run, np.ndarray]]
     num_rows: int
     is_over: Callable[[], bool]
+    may_resample: bool
 
 
 class Tuned(NamedTuple):
@@ -92,12 +96,16 @@ class Tuned(NamedTuple):
     :param history: the rounds before it.
     :param finished: the last round itself, if it was run already: time is up.
     :param note: why, in words.
+    :param is_resampled: whether the particles of the last round are to be resampled in islands.
+    :param run: what runs the chains of the last round; None for the estimator's own way.
     """
 
     settings: Settings
     history: tuple[Round, ...] = ()
     finished: Run | None = None
     note: str = ""
+    is_resampled: bool = False
+    run: Callable[..., tuple[Run, np.ndarray]] | None = None
 
 
 def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, tools: Tools) -> Tuned:
@@ -150,6 +158,8 @@ class _Tuner:
         if best is None:
             return self.finish_early("Time is up")
         plan = plan_chains(best, self.goal, self.left, self.tools.num_rows)
+        if self.tools.may_resample and best[-1].candidate.start is None:
+            plan = resampled(plan, self.goal, self.left)
         fits = [] if self.goal.num_steps is not None else [f for f in (fit, self.own) if f]
         for other in fits:
             if self._plan_draws(other).log_error < plan.log_error:
@@ -209,10 +219,14 @@ class _Tuner:
 
     def _with_steps(self, trials: list[Trial], plan: Plan) -> Tuned:
         candidate = trials[-1].candidate
+        seen = f"{trials[-1].log_variance:.2g} at {trials[-1].num_steps} steps"
         self.words.append(
-            f"{plan.num_steps} steps of {candidate.words}: log weights had a variance of "
-            f"{trials[-1].log_variance:.2g} at {trials[-1].num_steps} steps; an error of "
-            f"{plan.error:.2g} is expected from {plan.num_particles} particles"
+            f"{plan.num_steps} steps of {candidate.words}: log weights had a variance of {seen}; "
+            + (
+                f"too unequal without resampling, in islands of {ISLAND_SIZE}"
+                if plan.is_resampled
+                else f"an error of {plan.error:.2g} is expected of {plan.num_particles} particles"
+            )
         )
         settings = candidate.at(plan.num_steps)._replace(
             start=candidate.start,
@@ -220,7 +234,7 @@ class _Tuner:
             num_gradients=math.ceil(self.spent),
             decision=Decision(*self.words),
         )
-        return Tuned(settings, tuple(self.history))
+        return Tuned(settings, tuple(self.history), is_resampled=plan.is_resampled)
 
     # --- trials ---------------------------------------------------------------------------------
 
@@ -344,7 +358,11 @@ class _Tuner:
         """
         Runs of the best candidate, of more and more steps; None if time is up.
         """
+        best = trials[0].candidate
         seen, rivals = [trials[0]], [trial.candidate for trial in trials[:2]]
+        # A step that is long already belongs to a Gaussian, whose best step does not shrink.
+        factor = _GROWTH**0.25 if best.path is not None and best.step_size > 0.8 else _SHORTER
+        rivals.append(best._replace(step_size=factor * best.step_size))
         number = 0
         while True:
             if self.tools.is_over():
@@ -354,7 +372,7 @@ class _Tuner:
                 num_steps = min(num_steps, self.goal.num_steps)
             cost = _NUM_ROUND_PARTICLES * num_steps * len(rivals)
             plan = plan_chains(seen, self.goal, self.left, self.tools.num_rows)
-            share = 2 * _ROUND_SHARE * self.size
+            share = len(rivals) * _ROUND_SHARE * self.size
             if cost > share or cost > 0.25 * self.left or num_steps == seen[-1].num_steps:
                 return seen
             if cost > 0.5 * plan.cost or num_steps >= plan.num_steps:
@@ -364,7 +382,7 @@ class _Tuner:
                 self._try(rival, num_steps, _NUM_ROUND_PARTICLES, f"round {number}")
                 for rival in rivals
             ]
-            best = max(results, key=lambda trial: trial.bound)
+            best = _best(results)
             if best.candidate.family != seen[-1].candidate.family:
                 seen = [t for t in trials if t.candidate.family == best.candidate.family][:1]
             self._keep(best)

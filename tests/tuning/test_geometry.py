@@ -83,7 +83,12 @@ def test_a_polish_reaches_the_mode_that_searches_stop_short_of():
     """Rotated, widths of 0.001 to 1: ends of searches are far apart, and lead to one mode."""
     mean, precision, density_fn, products_fn = rotated(20, np.geomspace(1e-3, 1, 20))
     starts = RNG.normal(size=(3, 20)) * 2
-    ends = find_modes(density_fn, starts, np.zeros(20), np.ones(20), 3000).positions
+
+    def side_by_side(positions):
+        values, gradients = zip(*map(density_fn, positions), strict=True)
+        return np.array(values), np.stack(gradients)
+
+    ends = find_modes(side_by_side, starts, np.zeros(20), np.ones(20), 3000).positions
     assert density_fn(ends[-1])[0] < -0.02
     hessians = []
 
