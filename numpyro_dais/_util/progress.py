@@ -1,7 +1,7 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A progress bar that a compiled chain can move."""
+"""Progress bars: one that a compiled chain can move, and one of a run that goes in rounds."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from tqdm.auto import tqdm
 
-__all__ = ["progress_callback"]
+__all__ = ["RoundsBar", "progress_callback"]
 
 # The bars that are open, by title: programs are shared, and a bar belongs to one run of one.
 _bars: dict[str, tqdm] = {}
@@ -43,3 +43,34 @@ def progress_callback(title: str, num_steps: int, num_chunks: int) -> Callable[[
         )
 
     return on_step
+
+
+class RoundsBar:
+    """
+    A bar of a run that goes in rounds, over the gradients of its budget.
+
+    :param title: of the bar.
+    :param budget: gradients at most.
+    """
+
+    def __init__(self, title: str, budget: int) -> None:
+        self._bar = tqdm(total=budget, desc=title, unit="gradient")
+
+    def advance(self, num_gradients: int) -> None:
+        """Moves the bar by some gradients."""
+        self._bar.update(min(num_gradients, self._bar.total - self._bar.n))
+
+    def show(self, num_steps: int, num_gradients: int, estimate: str) -> None:
+        """
+        Shows the estimate of a round.
+
+        :param num_steps: the number of steps of its chains.
+        :param num_gradients: gradients up to its end.
+        :param estimate: its estimate, with the error.
+        """
+        self._bar.n = min(num_gradients, self._bar.total)
+        self._bar.set_postfix_str(f"{num_steps} steps: {estimate}")
+
+    def close(self) -> None:
+        """Closes the bar."""
+        self._bar.close()

@@ -309,22 +309,27 @@ def check_what(model: Any, potential_fn: Any, start: Any, guide: Any, plate: Any
             )
 
 
-def check_goal(target_error: Any, budget: Any, is_complete: bool) -> tuple[float, int]:
+def check_goal(
+    target_error: Any, budget: Any, max_seconds: Any, is_complete: bool
+) -> tuple[float, int, float | None]:
     """
-    Returns the wanted error and the number of gradients of a self-tuned run, defaults filled in, or
-    says what is wrong with them.
+    Returns the wanted error, the number of gradients and the time of a self-tuned run, defaults
+    filled in, or says what is wrong with them.
     """
-    if is_complete and (target_error is not None or budget is not None):
+    if is_complete and any(given is not None for given in (target_error, budget, max_seconds)):
         raise ValueError(
-            "target_error= and budget= are for self-tuned runs; step_size= or settings= leave nothing to tune. "
-            "Give num_steps= and num_particles= instead."
+            "target_error= and budget= are for self-tuned runs, and so is max_seconds=; step_size= or settings= "
+            "leave nothing to tune. Give num_steps= and num_particles= instead."
         )
     if target_error is None:
         target_error = DEFAULT_TARGET_ERROR
     rule = f"positive, in nats ({DEFAULT_TARGET_ERROR} if left out)"
     target_error = check_number("target_error", target_error, rule, lambda value: value > 0)
     budget = DEFAULT_BUDGET if budget is None else budget
-    return target_error, check_count("budget", budget, MIN_BUDGET)
+    if max_seconds is not None:
+        rule = "a positive number of seconds"
+        max_seconds = check_number("max_seconds", max_seconds, rule, lambda value: value > 0)
+    return target_error, check_count("budget", budget, MIN_BUDGET), max_seconds
 
 
 def check_anchors(anchor_every: Any, memory: str) -> int | None:

@@ -11,6 +11,7 @@ and :mod:`~numpyro_dais.model.posterior` has draws for those that go back.
 
 from dataclasses import replace
 import math
+import time
 from typing import Any
 import warnings
 
@@ -45,6 +46,7 @@ from numpyro_dais.results.certificate import Certificate
 from numpyro_dais.results.evidence import Evidence
 from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.reversible.gradient import OVERFLOW_NOTE
+from numpyro_dais.sampler.rounds import round_of
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES
 from numpyro_dais.tuning.plan import ISLAND_SIZE, LOOKS_COST
@@ -252,7 +254,10 @@ class Estimator:
         tune_key, refine_key = random.split(rng_key)
         settings = self.settings
         if settings is None:
-            settings = self._tune(tune_key, problem, target).settings
+            tuned = self._tune(tune_key, problem, target)
+            settings = tuned.settings
+            if tuned.bar is not None:
+                tuned.bar.close()
         if self._surrogate == "quadratic":
             num_gradients = settings.num_gradients + int(problem.surrogate.num_gradients)
             settings = settings._replace(num_gradients=num_gradients)
@@ -310,8 +315,9 @@ class Estimator:
     def _estimate(
         self, rng_key: jax.Array, problem: Problem, target: TracedTarget | None = None
     ) -> tuple[Evidence, TracedTarget]:
+        began = time.perf_counter()
         tune_key, run_key = random.split(rng_key)
-        settings, config = self.settings, self._config
+        settings = self.settings
         if settings is None and not is_concrete((problem, run_key)):
             raise ValueError(
                 "log_evidence needs complete settings under jit, vmap or grad, since a step size is "
@@ -321,21 +327,52 @@ class Estimator:
         if target is None:
             target = self._preparation.target(problem, rng_key)
         tuned = Tuned(settings) if settings is not None else self._tune(tune_key, problem, target)
-        settings = tuned.settings
+        try:
+            return self._report(run_key, problem, target, tuned, began)
+        except KeyboardInterrupt:
+            if tuned.early is None:
+                raise
+        finally:
+            if tuned.bar is not None:
+                tuned.bar.close()
+        early = tuned.early()._replace(run=tuned.run, target_error=tuned.target_error)
+        return self._report(run_key, problem, target, early, began)
+
+    def _report(
+        self,
+        run_key: jax.Array,
+        problem: Problem,
+        target: TracedTarget,
+        tuned: Tuned,
+        began: float,
+    ) -> tuple[Evidence, TracedTarget]:
+        """The evidence from the last round."""
+        settings, config = tuned.settings, self._config
         target = target.with_mixture(settings.start)
         num_particles = self._num_particles(settings)
+        if tuned.finished is not None:
+            num_particles = len(tuned.finished.log_weights)
         particles = tuned.finished
         size = island_size(config, num_particles) if config.has_islands(settings) else 1
         if tuned.is_resampled:
             size = ISLAND_SIZE
+        num_gradients = settings.num_gradients
         if particles is None:
             particles = self._run(run_key, target, tuned, num_particles)
+            num_gradients += self._num_gradients(problem, settings, num_particles)
+            num_gradients += num_particles * LOOKS_COST if tuned.is_resampled else 0
         has_model = self.model is not None and is_concrete((particles, problem))
         if has_model and not np.any(np.isfinite(np.asarray(particles.log_weights))):
             check_data(problem)
         structure = target.tracing.structure
         has_data = structure is None or structure.has_data
         notes: tuple[str, ...] = () if has_data else (NO_DATA_NOTE,)
+        notes += (tuned.note,) if tuned.note else ()
+        history = tuned.history
+        if tuned.target_error is not None and tuned.finished is None:
+            seconds = time.perf_counter() - began
+            counts = settings.num_steps, num_gradients, seconds
+            history += (round_of(particles.log_weights, *counts, num_particles=num_particles),)
         if config.memory == "reversible" and is_concrete(particles.log_weights):
             is_good = np.isfinite(np.asarray(particles.log_weights)) | particles.is_zero
             notes += () if np.all(is_good) else (OVERFLOW_NOTE,)
@@ -346,14 +383,14 @@ class Estimator:
             settings=settings._replace(step_size=particles.step_size),
             problem=problem,
             method=type(self).__name__,
-            num_gradients=self._num_gradients(problem, settings, num_particles)
-            + (num_particles * LOOKS_COST if tuned.is_resampled else 0)
-            + settings.num_gradients
+            num_gradients=num_gradients
             + (0 if problem.surrogate is None else problem.surrogate.num_gradients),
             acceptance=particles.acceptance,
             notes=notes,
             island_size=size,
             is_zero=particles.is_zero,
+            history=history,
+            target_error=tuned.target_error,
         )
         return evidence, target
 

@@ -43,6 +43,7 @@ _NOT_RESAMPLED = "only DAIS resamples on its way"
 _OF_CORRECTED = {
     "target_error": _NOT_TUNED,
     "budget": _NOT_TUNED,
+    "max_seconds": _NOT_TUNED,
     "keep_start": _NOT_TUNED,
     "memory": _NOT_DIFFERENTIATED,
     "anchor_every": _NOT_DIFFERENTIATED,
@@ -73,7 +74,7 @@ _OF_IMPORTANCE_SAMPLING = {
         ),
         _NO_STEPS,
     ),
-    **dict.fromkeys(("target_error", "budget", "keep_start"), _NOT_TUNED),
+    **dict.fromkeys(("target_error", "budget", "max_seconds", "keep_start"), _NOT_TUNED),
 }
 
 

@@ -13,6 +13,7 @@ import jax
 from numpyro.distributions import Distribution
 
 from numpyro_dais._util.checks import check_count, check_optional_count
+from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais.estimators.arguments import (
     Integrand,
     check_anchors,
@@ -51,8 +52,9 @@ class DAIS(Estimator):
     Differentiable annealed importance sampling: the evidence of a NumPyro model.
 
     With nothing but the model given, it tunes itself: part of the budget goes into a start fitted
-    to the posterior, or into a pilot run that measures the path from the prior; see
-    :mod:`numpyro_dais.tuning.tuner`.
+    to the posterior, or into rounds of more and more steps, which find out what chains are best;
+    see :mod:`numpyro_dais.tuning.tuner`. Rounds are kept in ``evidence.history``, and what was
+    decided, and why, in ``evidence.settings``.
 
     Particles start at exact draws of a tractable density :math:`q_0`, the prior or a fit, and are
     carried to :math:`p(D, u)` along :math:`f_\beta = q_0^{1-\beta} p(D, \cdot)^\beta` by leapfrog
@@ -90,8 +92,8 @@ class DAIS(Estimator):
         at; 0.005 if left out.
     :param budget: gradients that a self-tuned run may spend, tuning included, a density counting as
         half of one; 100,000 if left out.
-    :param max_seconds: a self-tuned run ends with the round that passes this time; the last, and
-        longest, round is not begun after it.
+    :param max_seconds: a self-tuned run ends after the round that passes this time, and gives that
+        back with a note. Ctrl-C does the same with the last round that has finished.
     :param start: ``"auto"``, in a self-tuned run a fit where that helps, else the prior;
         ``"prior"``; a dict with a distribution over the values of each latent site; or one
         distribution, over the only latent site or else over all unconstrained values as a vector.
@@ -127,7 +129,8 @@ class DAIS(Estimator):
         divided, over which the error is.
     :param chunk_size: how many particles run at a time; as many as memory surely has room for if
         left out.
-    :param progress_bar: whether to show a progress bar.
+    :param progress_bar: whether to show a progress bar; of a self-tuned run, with the estimate of
+        each round.
 
     **Example**
 
@@ -184,7 +187,9 @@ class DAIS(Estimator):
         )
         integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
         is_complete = step_size is not None or settings is not None
-        target_error, budget = check_goal(target_error, budget, is_complete)
+        target_error, budget, max_seconds = check_goal(
+            target_error, budget, max_seconds, is_complete
+        )
         check_memory(memory, UNCORRECTED)
         batches = check_dynamics(minibatch, surrogate, memory, plate, model is not None)
         chain = resolve_chain(
@@ -227,16 +232,31 @@ class DAIS(Estimator):
         if not (self._chain.is_free and has_plain_chains) or self._chain.given_steps == 0:
             return super()._tune(rng_key, problem, target)
         goal = self._goal._replace(is_start_free=self._goal.is_start_free and is_start_free)
-        runner = StagedRunner(_num_rows(goal, target))
+        title = self._config.bar_title
+        bar = None if title is None else RoundsBar(title, goal.budget)
+        runner = StagedRunner(_num_rows(goal, target), bar)
         deadline = None if self._max_seconds is None else time.monotonic() + self._max_seconds
+        tools = Tools(
+            draw=self._run_trial,
+            run=runner,
+            num_rows=runner.num_rows,
+            is_over=lambda: deadline is not None and time.monotonic() > deadline,
+            may_resample=not self._config.resample_at,
+            on_round=None if bar is None else bar.show,
+        )
+        try:
+            tuned = tune_all(rng_key, target, goal, tools)
+        except BaseException:
+            if bar is not None:
+                bar.close()
+            raise
+        run_fn = partial(runner, is_resampled=tuned.is_resampled)
+        return tuned._replace(run=run_fn, bar=bar, target_error=_target_error_of(goal))
 
-        def is_over() -> bool:
-            return deadline is not None and time.monotonic() > deadline
 
-        may_resample = not self._config.resample_at
-        tools = Tools(self._run_trial, runner, runner.num_rows, is_over, may_resample)
-        tuned = tune_all(rng_key, target, goal, tools)
-        return tuned._replace(run=partial(runner, is_resampled=tuned.is_resampled))
+def _target_error_of(goal: Goal) -> float | None:
+    """The wanted error, unless numbers that are given leave no room for one."""
+    return goal.target_error if goal.num_particles is None else None
 
 
 def _num_rows(goal: Goal, target: TracedTarget) -> int:

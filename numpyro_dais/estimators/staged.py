@@ -16,6 +16,7 @@ import numpy as np
 from numpyro_dais._util.concreteness import as_floats, put_beside
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.programs import program
+from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais._util.weights import log_mean
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.particles import Run, join_runs, particle_keys
@@ -52,9 +53,11 @@ class StagedRunner:
     Runs chains of any length up to a largest one.
 
     :param num_rows: the largest number of steps.
+    :param bar: a progress bar, if one is shown.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, bar: RoundsBar | None = None) -> None:
+        self._bar = bar
         self.num_rows = -(-num_rows // _FIRST_STEPS) * _FIRST_STEPS
         self._steps_per_second = 0.0
 
@@ -115,6 +118,8 @@ class StagedRunner:
             jax.block_until_ready(ends.log_weights)
             # The first call compiles, and says nothing of the speed.
             self._steps_per_second = (last - taken) / (time.perf_counter() - began)
+            if self._bar is not None:
+                self._bar.advance((last - taken) * len(ends.log_weights))
             taken = last
         return ends, np.asarray(stage.log_ratios)
 

@@ -20,6 +20,7 @@ from numpyro_dais._util import weights
 from numpyro_dais._util.concreteness import is_concrete, put_beside
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.results.bennett import Bennett, bennett
+from numpyro_dais.sampler.rounds import Round
 from numpyro_dais.sampler.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _EQUAL_WITHIN = 8
         "num_gradients",
         "is_zero",
     ],
-    meta_fields=["method", "num_chains", "notes", "island_size"],
+    meta_fields=["method", "num_chains", "notes", "island_size", "history", "target_error"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -85,6 +86,9 @@ class Evidence:
         unbiased as those of particles are.
     :param is_zero: whether each weight is zero because the density is, as outside of a hard
         constraint, and not because a number left the representable ones; None for not known.
+    :param history: the rounds of a self-tuned run, the last of which is this result; see
+        :class:`~numpyro_dais.sampler.rounds.Round`. None are there if settings were given.
+    :param target_error: the error that a self-tuned run aimed at; None if there was no goal.
     """
 
     log_weights: jax.Array
@@ -100,6 +104,8 @@ class Evidence:
     notes: tuple[str, ...] = ()
     island_size: int = 1
     is_zero: jax.Array | None = None
+    history: tuple[Round, ...] = ()
+    target_error: float | None = None
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -154,6 +160,17 @@ class Evidence:
         if self.reverse_log_weights is not None:
             return self._bennett(self.num_effective_draws).standard_error
         return self._read(weights.log_mean_error, self.log_weights)
+
+    @property
+    def is_goal_met(self) -> bool | None:
+        """
+        Whether a self-tuned run has reached its ``target_error``, by its own error; None if it had
+        no goal.
+        """
+        if self.target_error is None:
+            return None
+        self._require_concrete("is_goal_met")
+        return bool(np.all(np.asarray(self.standard_error) <= self.target_error))
 
     @property
     def lower_bound(self) -> jax.Array:

@@ -118,8 +118,9 @@ def plot_evidence(evidence: Evidence) -> Any:
     """
     check_evidences("plot_evidence", {evidence.method: evidence}, least=1)
     settings = evidence.settings
+    num_more = int(len(evidence.history) > 1)
     if settings.num_steps:
-        figure, axes = _panels(2, height=5.6)
+        figure, axes = _panels(2 + num_more, height=5.6 + 2.6 * num_more)
         _draw_schedule(axes[0, 0], settings)
         _draw_step_size(axes[0, 1], settings)
         if evidence.acceptance is None:
@@ -130,14 +131,43 @@ def plot_evidence(evidence: Evidence) -> Any:
             _draw_acceptance(axes[1, 0], np.asarray(evidence.acceptance))
         _draw_weights(axes[1, 1], evidence)
     else:
-        figure, axes = _panels(1, height=3.2)
+        figure, axes = _panels(1 + num_more, height=3.2 + 2.6 * num_more)
         _draw_start(axes[0, 0], evidence)
         _draw_weights(axes[0, 1], evidence)
+    if num_more:
+        _draw_rounds(axes[-1, 0], evidence)
+        _draw_decision(axes[-1, 1], evidence)
     figure.suptitle(f"{evidence.method}: log evidence {estimate(evidence)}", fontweight="bold")
     if evidence.warnings:
         lines = [textwrap.fill(f"Warning: {fault}", 125) for fault in evidence.warnings]
         figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize="small", color=_ORANGE)
     return figure
+
+
+def _draw_rounds(ax: Any, evidence: Evidence) -> None:
+    """Draws the estimate of each round against the gradients up to its end."""
+    costs, values, errors, steps = np.array(
+        [(r.num_gradients, r.log_evidence, r.standard_error, r.num_steps) for r in evidence.history]
+    ).T
+    is_known = np.isfinite(values) & np.isfinite(errors)
+    ax.axhline(values[-1], color=_ORANGE, linewidth=0.8)
+    ax.errorbar(
+        costs[is_known], values[is_known], 2 * errors[is_known], fmt="o", color=_BLUE, capsize=3
+    )
+    for cost, value, number in zip(costs, values, steps, strict=True):
+        if np.isfinite(value):
+            ax.annotate(f" K={int(number)}", (cost, value), fontsize="small", color=_DARK)
+    ax.margins(x=0.15, y=0.25)
+    _style_panel(ax, "Rounds: estimate ± 2 s.e.", "gradients, all tuning included", "nats")
+
+
+def _draw_decision(ax: Any, evidence: Evidence) -> None:
+    """Writes how the settings were found."""
+    lines = evidence.settings.decision.lines or ("settings as they were given",)
+    text = "\n".join(textwrap.fill(line, 68) for line in lines)
+    ax.text(0.0, 0.95, text, transform=ax.transAxes, va="top", color=_DARK, fontsize="small")
+    ax.set_title("Decision", loc="left", fontsize="medium")
+    ax.axis("off")
 
 
 def _draw_schedule(ax: Any, settings: Settings) -> None:

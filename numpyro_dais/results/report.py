@@ -40,6 +40,9 @@ _ESS_LIMIT = 5.0
 _TOLERATED_ROUNDING = 1 / 3
 _FINEST_RESOLUTION = 1e-4
 
+# An error that is larger than its goal by less than this factor is as good as it. A round number.
+_MISSED = 1.2
+
 # The number of elements of a plate that are printed: a round number, a few lines of a terminal.
 _NUM_SHOWN = 5
 
@@ -63,6 +66,7 @@ def describe(evidence: Evidence) -> str:
             *_describe_lower_bound(evidence),
             *_describe_upper_bound(evidence),
             f"  {_cost(evidence)}; ESS {float(evidence.ess):.1f}, k-hat {_number(evidence.khat)}",
+            *_describe_goal(evidence),
         ]
     return "\n".join(lines + [f"  Warning: {fault}" for fault in evidence.warnings])
 
@@ -151,6 +155,16 @@ def share(value: float) -> str:
 def weight_unit(evidence: Evidence) -> str:
     """Returns the word for that which has a weight."""
     return "particles" if evidence.island_size == 1 else "islands"
+
+
+def _describe_goal(evidence: Evidence) -> Iterator[str]:
+    """A goal that was missed: no fault, but not what was asked for, either."""
+    error = float(evidence.standard_error)
+    # An error is itself known to a few per cent only.
+    if evidence.is_goal_met is False and error > _MISSED * evidence.target_error:  # type: ignore[operator]
+        yield (
+            f"  the goal of ± {evidence.target_error:g} was missed: a larger budget= (or max_seconds=) may reach it"
+        )
 
 
 def _describe_lower_bound(evidence: Evidence) -> Iterator[str]:

@@ -18,7 +18,14 @@ import jax.numpy as jnp
 
 from numpyro_dais.sampler.kernel import ChainState, Noise
 
-__all__ = ["NoiseBlocks", "block_length", "chain_noise", "draw_chain_noise", "even_length", "noise_of_each"]
+__all__ = [
+    "NoiseBlocks",
+    "block_length",
+    "chain_noise",
+    "draw_chain_noise",
+    "even_length",
+    "noise_of_each",
+]
 
 # Steps in a block at most. Trades memory, a buffer of so many steps, for calls of the generator: in
 # few dimensions a call costs more than its numbers, and blocks of 32 halved the cost of noise on a

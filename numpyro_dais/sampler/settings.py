@@ -135,9 +135,7 @@ class Settings(NamedTuple):
 
     def of_chain(self) -> "Settings":
         """Returns what a compiled chain depends on, and nothing that would compile it again."""
-        return self._replace(
-            num_gradients=0, start=None, num_particles=None, decision=NO_DECISION
-        )
+        return self._replace(num_gradients=0, start=None, num_particles=None, decision=NO_DECISION)
 
     def steps(self, num_dims: int) -> Step:
         """

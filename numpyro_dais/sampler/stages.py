@@ -116,9 +116,7 @@ def advance(
         end = at_temperature(densities_fn(island.state.position), beta)
         is_unequal = ess(island_log_weights(island, end)) < _ESS_SHARE * len(stage.noise_keys)
         key = random.fold_in(rng_key, index)
-        return lax.cond(
-            is_unequal, lambda: resample(key, island, end), lambda: island
-        )
+        return lax.cond(is_unequal, lambda: resample(key, island, end), lambda: island)
 
     def block(index: jax.Array, carry: Any) -> Any:
         drawn = blocks.draw_fn(index, blocks.length)

@@ -70,9 +70,7 @@ class Candidate(NamedTuple):
         return along(path, self.target, self.step_size, self.family)
 
 
-def along(
-    path: MeasuredPath, target: TracedTarget, step_size: float, family: str
-) -> Candidate:
+def along(path: MeasuredPath, target: TracedTarget, step_size: float, family: str) -> Candidate:
     """
     Returns chains along a path, with steps in units of its widths.
 

@@ -31,7 +31,6 @@ from numpyro_dais.tuning.laplace import (
     gaussian_component,
     laplace_mixture,
     log_joints,
-    log_joints_and_gradients,
 )
 from numpyro_dais.tuning.spread import NUM_START_DRAWS, start_draws, start_spread
 from numpyro_dais.tuning.variational import (
@@ -123,10 +122,12 @@ class Fit(NamedTuple):
 
     :param mixture: what was fitted; None for the target's own start.
     :param quality: its quality.
+    :param log_weights: of the draws that have shown it.
     """
 
     mixture: Mixture | None
     quality: Quality
+    log_weights: np.ndarray
 
 
 def find_start(
@@ -158,7 +159,7 @@ def judge_start(rng_key: jax.Array, target: TracedTarget, run_fn: RunFn) -> tupl
     # Weights of zero, where a hard constraint has a zero, are a part of the variance.
     if len(finite) >= _FEWEST_IN_TEST:
         quality = Quality(relative_variance(log_weights), _tail(finite))
-    return Fit(None, quality), BLOCK / 2
+    return Fit(None, quality, log_weights), BLOCK / 2
 
 
 class _Attempt:
@@ -306,7 +307,7 @@ class _Attempt:
         test_key = named_key(self.rng_key, f"test {self.num_tests}")
         started = self.target.with_mixture(mixture)
         log_weights = self.run_fn(test_key, started, no_steps(), num_draws)
-        return Fit(mixture, _quality(log_weights))
+        return Fit(mixture, _quality(log_weights), log_weights)
 
     def _is_worth(self, fit: Fit) -> bool:
         """True if going on may save more than it costs, and can be paid for."""

@@ -12,16 +12,18 @@ weights are unbiased whatever was decided here.
 """
 
 from collections.abc import Callable
+from functools import partial
 import math
 import time
 from typing import NamedTuple
 
 import jax
-from jax import random
 import numpy as np
 
 from numpyro_dais._util.keys import named_key
+from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais.model.traced import TracedTarget
+from numpyro_dais.sampler.mixture import Mixture
 from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.rounds import Round, round_of
 from numpyro_dais.sampler.settings import Decision, Settings, no_steps
@@ -43,6 +45,7 @@ from numpyro_dais.tuning.trials import Trial, barrier_of, measured_anew
 
 __all__ = ["Tools", "Tuned", "tune_all"]
 
+_TIME_IS_UP = "Time is up"
 # Nats: an error without steps which is good enough, since steps would cost trials first. A round
 # number.
 _GOOD_ENOUGH = 0.03
@@ -79,6 +82,7 @@ class Tools(NamedTuple):
     :param num_rows: the largest number of steps.
     :param is_over: whether time is up.
     :param may_resample: whether particles may be resampled in islands.
+    :param on_round: is told of each round: its steps, gradients so far, and its estimate.
     """
 
     draw: RunFn
@@ -86,6 +90,7 @@ class Tools(NamedTuple):
     num_rows: int
     is_over: Callable[[], bool]
     may_resample: bool
+    on_round: Callable[[int, int, str], None] | None = None
 
 
 class Tuned(NamedTuple):
@@ -98,6 +103,9 @@ class Tuned(NamedTuple):
     :param note: why, in words.
     :param is_resampled: whether the particles of the last round are to be resampled in islands.
     :param run: what runs the chains of the last round; None for the estimator's own way.
+    :param bar: the progress bar, if one is shown.
+    :param target_error: the wanted error, if there is one.
+    :param early: what to report if the last round is interrupted; None if nothing has finished.
     """
 
     settings: Settings
@@ -106,6 +114,9 @@ class Tuned(NamedTuple):
     note: str = ""
     is_resampled: bool = False
     run: Callable[..., tuple[Run, np.ndarray]] | None = None
+    bar: RoundsBar | None = None
+    target_error: float | None = None
+    early: Callable[[], "Tuned"] | None = None
 
 
 def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, tools: Tools) -> Tuned:
@@ -121,7 +132,7 @@ def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, tools: Tools)
     try:
         return tuner.tune()
     except KeyboardInterrupt:
-        if tuner.last is None:
+        if not tuner.history:
             raise
         return tuner.finish_early("Interrupted")
 
@@ -134,7 +145,8 @@ class _Tuner:
         self.spent = 0.0
         self.history: list[Round] = []
         self.words: list[str] = []
-        self.last: Trial | None = None
+        self.last: Trial | Fit | None = None
+        self.own: Fit | None = None
         self.began = time.perf_counter()
         # What the run itself may cost, of which tuning takes shares.
         self.size = float(goal.budget)
@@ -148,15 +160,18 @@ class _Tuner:
         return max(self.goal.budget - self.spent, 0.0)
 
     def tune(self) -> Tuned:
+        """Returns the settings of the last round."""
         fit = self._fit()
         if fit is not None and self.goal.num_steps is None and self._is_good(fit):
             return self._without_steps(fit)
+        if fit is not None and self.tools.is_over():
+            return self.finish_early(_TIME_IS_UP)
         trials = self._first_trials(fit)
         if self.goal.num_steps is None and self.own is not None and self._is_good(self.own):
             return self._without_steps(self.own)
         best = self._rounds(trials)
         if best is None:
-            return self.finish_early("Time is up")
+            return self.finish_early(_TIME_IS_UP)
         plan = plan_chains(best, self.goal, self.left, self.tools.num_rows)
         if self.tools.may_resample and best[-1].candidate.start is None:
             plan = resampled(plan, self.goal, self.left)
@@ -167,22 +182,39 @@ class _Tuner:
         return self._with_steps(best, plan)
 
     def finish_early(self, reason: str) -> Tuned:
-        """Returns the last round that has finished as the result."""
+        """
+        Returns the last round that has finished as the result; of one without steps, which takes a
+        moment, a fresh copy.
+
+        :param reason: why, in words.
+        """
+        history = tuple(self.history)
+        if isinstance(self.last, Fit):
+            note = f"{reason}: this is the last round that was finished, of draws without steps."
+            settings = self._settings(no_steps(), self.last.mixture, len(self.last.log_weights))
+            return Tuned(settings, history, note=note)
         assert self.last is not None
         trial = self.last
-        settings = trial.candidate.at(trial.num_steps)._replace(
-            start=trial.candidate.start,
-            num_particles=len(trial.log_weights),
-            num_gradients=math.ceil(self.spent),
-            decision=Decision(*self.words),
-        )
         note = (
             f"{reason}: this is the last round that was finished, of {trial.num_steps} steps; it was "
             "chosen among candidates by its own weights."
         )
-        return Tuned(settings, tuple(self.history), trial.run, note)
+        candidate = trial.candidate
+        settings = candidate.at(trial.num_steps)
+        settings = self._settings(settings, candidate.start, len(trial.log_weights))
+        return Tuned(settings, history, trial.run, note)
 
-    own: Fit | None = None
+    def _settings(self, chain: Settings, start: Mixture | None, num_particles: int) -> Settings:
+        return chain._replace(
+            start=start,
+            num_particles=num_particles,
+            num_gradients=math.ceil(self.spent),
+            decision=Decision(*self.words),
+        )
+
+    def _tuned(self, settings: Settings, is_resampled: bool = False) -> Tuned:
+        early = None if not self.history else partial(self.finish_early, "Interrupted")
+        return Tuned(settings, tuple(self.history), is_resampled=is_resampled, early=early)
 
     # --- starts ---------------------------------------------------------------------------------
 
@@ -192,6 +224,8 @@ class _Tuner:
         key = named_key(self.rng_key, "fit")
         fit, cost = find_start(key, self.target, self.goal, self.tools.draw)
         self.spent += cost
+        if fit is not None:
+            self._keep(fit)
         return fit
 
     def _is_good(self, fit: Fit) -> bool:
@@ -209,13 +243,7 @@ class _Tuner:
             f"no steps: draws of {kind} have a relative variance of {variance:.2g} (k-hat "
             f"{khat:.2f}), and {plan.num_particles} of them an error of {plan.error:.2g}"
         )
-        settings = no_steps()._replace(
-            start=fit.mixture,
-            num_particles=plan.num_particles,
-            num_gradients=math.ceil(self.spent),
-            decision=Decision(*self.words),
-        )
-        return Tuned(settings, tuple(self.history))
+        return self._tuned(self._settings(no_steps(), fit.mixture, plan.num_particles))
 
     def _with_steps(self, trials: list[Trial], plan: Plan) -> Tuned:
         candidate = trials[-1].candidate
@@ -228,13 +256,9 @@ class _Tuner:
                 else f"an error of {plan.error:.2g} is expected of {plan.num_particles} particles"
             )
         )
-        settings = candidate.at(plan.num_steps)._replace(
-            start=candidate.start,
-            num_particles=plan.num_particles,
-            num_gradients=math.ceil(self.spent),
-            decision=Decision(*self.words),
-        )
-        return Tuned(settings, tuple(self.history), is_resampled=plan.is_resampled)
+        chain = candidate.at(plan.num_steps)
+        settings = self._settings(chain, candidate.start, plan.num_particles)
+        return self._tuned(settings, plan.is_resampled)
 
     # --- trials ---------------------------------------------------------------------------------
 
@@ -392,17 +416,18 @@ class _Tuner:
             seen.append(best._replace(candidate=candidate))
             rivals = [candidate]
 
-    def _keep(self, trial: Trial) -> None:
-        self.last = trial
-        self.history.append(
-            round_of(
-                trial.log_weights,
-                trial.num_steps,
-                self.spent,
-                time.perf_counter() - self.began,
-                barrier_of(trial),
-            )
-        )
+    def _keep(self, last: Trial | Fit) -> None:
+        """Keeps a round that has finished."""
+        self.last = last
+        num_steps, barrier = 0, math.nan
+        if isinstance(last, Trial):
+            num_steps, barrier = last.num_steps, barrier_of(last)
+        seconds = time.perf_counter() - self.began
+        found = round_of(last.log_weights, num_steps, self.spent, seconds, barrier)
+        self.history.append(found)
+        if self.tools.on_round is not None:
+            words = f"{found.log_evidence:.2f} ± {found.standard_error:.2g}"
+            self.tools.on_round(num_steps, found.num_gradients, words)
 
 
 def _best(trials: list[Trial]) -> Trial:
