@@ -28,8 +28,8 @@ __all__ = ["StagedRun", "StagedRunner"]
 
 # Seconds that a call is to take: Ctrl-C and clocks are looked at in between.
 _SECONDS = 2.0
-# Dimensions up to which chains without axes of their own are given those of the positions: a product
-# with a small matrix is cheaper than a second program.
+# Dimensions up to which chains without axes of their own are given those of the positions: a
+# product with a small matrix is cheaper than a second program.
 _MAX_ROTATED_DIMS = 256
 # Steps of the first call, whose speed is not known: a multiple of every block of noise.
 _FIRST_STEPS = 64
@@ -76,8 +76,8 @@ class StagedRunner:
         :param target: the target, with its start.
         :param settings: settings of every chain, of at least one step.
         :param num_particles: the number of particles.
-        :param is_resampled: whether particles are resampled on their way, in islands of ``ISLAND_SIZE``,
-            each of which then has one weight.
+        :param is_resampled: whether particles are resampled on their way, in islands each of which
+            then has one weight.
         """
         num_steps = settings.num_steps
         padded = _padded(settings.of_chain(), self.num_rows, target.tracing.num_dims)
@@ -89,8 +89,10 @@ class StagedRunner:
             numbers = first, num_steps, every
             ends, log_ratios = self._run_block(rng_key, target, padded, stage, *numbers)
             number = min(width, num_particles - first)
-            run = _island_run(ends) if is_resampled else _particle_run(ends, number)
-            run = run._replace(step_size=settings.step_size)
+            if is_resampled:
+                run = _island_run(ends, settings.step_size)
+            else:
+                run = _particle_run(ends, number, settings.step_size)
             parts.append(StagedRun(run, log_ratios[:num_steps, :number]))
         whole = join_runs([part.run for part in parts])
         return StagedRun(
@@ -163,32 +165,30 @@ def _advance(
     )
 
 
-def _particle_run(ends: _Ends, number: int) -> Run:
+def _particle_run(ends: Any, number: int, step_size: jax.Array) -> Run:
     """The first particles of a block, each with its weight."""
     ends = jax.tree.map(np.asarray, ends)
     has_start, log_weights = ends.is_start_finite[:number], ends.log_weights[:number]
     is_good = has_start & np.isfinite(log_weights)
-    return Run(
-        log_weights=np.where(is_good, log_weights, -np.inf),
-        positions=ends.positions[:number],
-        is_start_finite=has_start,
-        is_zero=has_start & np.isneginf(log_weights),
-        acceptance=None,
-        step_size=None,
-    )
+    parts: dict[str, Any] = {
+        "log_weights": np.where(is_good, log_weights, -np.inf),
+        "positions": ends.positions[:number],
+        "is_start_finite": has_start,
+        "is_zero": has_start & np.isneginf(log_weights),
+    }
+    return Run(**parts, acceptance=None, step_size=step_size)
 
 
-def _island_run(ends: _Ends) -> Run:
+def _island_run(ends: Any, step_size: jax.Array) -> Run:
     """A block as an island."""
     ends = jax.tree.map(np.asarray, ends)
-    return Run(
-        log_weights=ends.log_evidence[None],
-        positions=ends.position[None],
-        is_start_finite=ends.is_start_finite,
-        is_zero=np.zeros(1, bool),  # an island has no zero that is known to be exact
-        acceptance=None,
-        step_size=None,
-    )
+    parts: dict[str, Any] = {
+        "log_weights": ends.log_evidence[None],
+        "positions": ends.position[None],
+        "is_start_finite": ends.is_start_finite,
+        "is_zero": np.zeros(1, bool),  # an island has no zero that is known to be exact
+    }
+    return Run(**parts, acceptance=None, step_size=step_size)
 
 
 def _begin(
@@ -219,7 +219,9 @@ def _padded(settings: Settings, num_rows: int, num_dims: int) -> Settings:
         rest = np.broadcast_to(values[-1:], (num_rows - num_steps, *shape))
         return as_floats(np.concatenate([values, rest]))
 
-    scales = 1.0 if settings.preconditioner is None else settings.preconditioner
+    scales: Any = 1.0 if settings.preconditioner is None else settings.preconditioner
+    if np.ndim(scales) == 2:
+        scales = scales[:, None]
     basis = settings.basis
     if basis is None and num_dims <= _MAX_ROTATED_DIMS:
         basis = as_floats(np.eye(num_dims))

@@ -107,7 +107,7 @@ class _Lanes:
 
     @property
     def trials(self) -> np.ndarray:
-        """Where the losses are wanted next, ``[num_lanes, num_dims]``."""
+        """The positions at which losses are wanted next, ``[num_lanes, num_dims]``."""
         return self.positions + self.steps[:, None] * self.directions
 
     def begin(self, lane: int, start: np.ndarray) -> None:
@@ -150,7 +150,7 @@ class _Lanes:
     def _judge(
         self, busy: np.ndarray, losses: np.ndarray, gradients: np.ndarray, rounding: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Whether a trial goes down far enough, and whether the slope there is flat enough."""
+        """Returns whether a trial goes down far enough, and whether the slope there is flat."""
         first, steps = self.slopes[busy], self.steps[busy]
         slopes = np.sum(gradients * self.directions[busy], axis=1)
         with np.errstate(invalid="ignore"):

@@ -164,7 +164,7 @@ class Evidence:
     @property
     def is_goal_met(self) -> bool | None:
         """
-        Whether a self-tuned run has reached its ``target_error``, by its own error; None if it had
+        True if a self-tuned run has reached its ``target_error``, by its own error; None if it had
         no goal.
         """
         if self.target_error is None:

@@ -156,8 +156,9 @@ def _draw_rounds(ax: Any, evidence: Evidence) -> None:
     )
     for cost, value, number in zip(costs, values, steps, strict=True):
         if np.isfinite(value):
-            ax.annotate(f" K={int(number)}", (cost, value), fontsize="small", color=_DARK)
-    ax.margins(x=0.15, y=0.25)
+            offset = {"xytext": (5, 5), "textcoords": "offset points"}
+            ax.annotate(f"K={int(number)}", (cost, value), fontsize="small", color=_DARK, **offset)
+    ax.margins(x=0.25, y=0.25)
     _style_panel(ax, "Rounds: estimate ± 2 s.e.", "gradients, all tuning included", "nats")
 
 

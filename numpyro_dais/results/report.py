@@ -159,11 +159,11 @@ def weight_unit(evidence: Evidence) -> str:
 
 def _describe_goal(evidence: Evidence) -> Iterator[str]:
     """A goal that was missed: no fault, but not what was asked for, either."""
-    error = float(evidence.standard_error)
+    goal = evidence.target_error
     # An error is itself known to a few per cent only.
-    if evidence.is_goal_met is False and error > _MISSED * evidence.target_error:  # type: ignore[operator]
+    if goal is not None and float(evidence.standard_error) > _MISSED * goal:
         yield (
-            f"  the goal of ± {evidence.target_error:g} was missed: a larger budget= (or max_seconds=) may reach it"
+            f"  the goal of ± {goal:g} was missed: a larger budget= (or max_seconds=) may reach it"
         )
 
 

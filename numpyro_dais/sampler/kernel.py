@@ -125,7 +125,7 @@ def split_preconditioner(steps: Step) -> tuple[Step, Preconditioner]:
         preconditioner, basis = preconditioner
     shared = None
     if preconditioner is not None and len(preconditioner) != len(steps.beta):
-        preconditioner, shared = None, preconditioner[0]
+        shared, preconditioner = preconditioner[0], None
     steps = steps._replace(preconditioner=preconditioner)
     return steps, shared if basis is None else Axes(shared, basis)
 
@@ -145,7 +145,9 @@ def with_matrices(steps: Step) -> Step:
     if not isinstance(steps.preconditioner, Axes):
         return steps
     scale, basis = steps.preconditioner
-    return steps._replace(preconditioner=basis[None] if scale is None else scale[:, None] * basis)
+    if scale is None:
+        return steps._replace(preconditioner=basis[None])
+    return steps._replace(preconditioner=jnp.expand_dims(scale, 1) * basis)
 
 
 def apply(preconditioner: Preconditioner, vector: jax.Array) -> jax.Array:

@@ -335,7 +335,8 @@ def _position(
     elif components.log_widths is not None:
 
         def grow(component: Component) -> jax.Array:
-            return _stretched(component, noise, component.log_widths)
+            log_widths: Any = component.log_widths
+            return _stretched(component, noise, log_widths)
 
         scaled = pick_fn(jax.vmap(grow)(components))
     return pick_fn(components.loc) + jnp.exp(pick_fn(components.log_scale)) * scaled

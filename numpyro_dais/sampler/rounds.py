@@ -1,9 +1,9 @@
 # Copyright Contributors to the numpyro_dais project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a self-tuned run has found out on its way."""
+"""Rounds: the results of a self-tuned run on its way."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Round(NamedTuple):
 
 
 def round_of(
-    log_weights: np.ndarray,
+    log_weights: Any,
     num_steps: int,
     num_gradients: float,
     seconds: float,
@@ -57,6 +57,13 @@ def round_of(
     """
     log_weights = np.asarray(log_weights, np.float64)
     with np.errstate(all="ignore"):
-        numbers = [float(fn(log_weights, np)) for fn in (log_mean, log_mean_error, mean_log)]
-    number = len(log_weights) if num_particles is None else num_particles
-    return Round(num_steps, number, int(np.ceil(num_gradients)), seconds, *numbers, barrier)
+        return Round(
+            num_steps,
+            len(log_weights) if num_particles is None else num_particles,
+            int(np.ceil(num_gradients)),
+            seconds,
+            float(log_mean(log_weights, np)),
+            float(log_mean_error(log_weights, np)),
+            float(mean_log(log_weights, np)),
+            barrier,
+        )

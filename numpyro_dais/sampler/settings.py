@@ -144,7 +144,7 @@ class Settings(NamedTuple):
 
         :param num_dims: the dimension of a position.
         """
-        preconditioner = self.preconditioner
+        preconditioner: Any = self.preconditioner
         if preconditioner is not None:
             preconditioner = _by_step(preconditioner, self.num_steps, num_dims)
         if self.basis is not None:

@@ -8,8 +8,8 @@ Nobody differentiates the runs that find settings, so the number of steps can be
 shape: chains of any length, up to that of the arrays which hold their settings, are one program.
 Between two calls of it the host may look at the clock, move a progress bar, or be interrupted.
 
-The chains of one stage may be an island, see :mod:`numpyro_dais.sampler.islands`, whose particles are
-drawn anew by weight where these have become unequal: decided by what has happened so far, this
+The chains of one stage may be an island, see :mod:`numpyro_dais.sampler.islands`, whose particles
+are drawn anew by weight where these have become unequal: decided by what has happened so far, this
 leaves the island's estimate unbiased.
 """
 

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from numpyro_dais._util.concreteness import as_floats
-from numpyro_dais.sampler.settings import Settings, make_settings
+from numpyro_dais.sampler.settings import Settings, diagonal_per_step, make_settings
 from numpyro_dais.tuning.population import MeasuredPath
 
 __all__ = ["anneal", "damping_of", "increasing"]
@@ -99,10 +99,14 @@ def anneal(path: MeasuredPath, num_steps: int, step_size: float, damping: float)
 
 def _betas_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
     """Inverse temperatures at lengths of the path: smooth in their logarithms, beyond the first."""
-    first = path.lengths[1]
-    betas = path.betas[1] * lengths / first
-    if len(path.betas) > 2:
-        log_beta = PchipInterpolator(path.lengths[1:], np.log(path.betas[1:]))
+    is_further = np.append(np.diff(path.lengths) > 0, True)  # the last of those at one length
+    places, levels = path.lengths[is_further], path.betas[is_further]
+    if places[0] > 0:
+        places, levels = np.append(0.0, places), np.append(0.0, levels)
+    first = places[1]
+    betas = levels[1] * lengths / first
+    if len(levels) > 2:
+        log_beta = PchipInterpolator(places[1:], np.log(levels[1:]))
         betas = np.where(lengths > first, np.exp(log_beta(np.maximum(lengths, first))), betas)
     return np.minimum(betas, 1.0)
 
@@ -127,6 +131,6 @@ def _scales_at(path: MeasuredPath, lengths: np.ndarray) -> np.ndarray:
             return path.scales[0]
         share = share[:, None]
         logs = np.log(path.scales)
-        return np.exp((1 - share) * logs[upper - 1] + share * logs[upper])[:, None]
+        return diagonal_per_step(np.exp((1 - share) * logs[upper - 1] + share * logs[upper]))
     share = share[:, None, None]
     return (1 - share) * path.scales[upper - 1] + share * path.scales[upper]

@@ -10,7 +10,7 @@ paper). They are compared by runs with the same randomness, not by what theory p
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,6 +81,7 @@ def along(path: MeasuredPath, target: TracedTarget, step_size: float, family: st
     """
 
     def make(num_steps: int, step_size: float) -> Settings:
+        step_size = min(step_size, LADDER[0])
         return anneal(path, num_steps, step_size, damping_of(step_size))
 
     words = f"{family}, step {step_size:.2g}"
@@ -98,7 +99,7 @@ def plain_candidates(target: TracedTarget, unit: np.ndarray) -> list[Candidate]:
     candidates = []
     for name, schedule in {"linear": linear, "fourth-power": power}.items():
 
-        def make(num_steps: int, step_size: float, schedule=schedule) -> Settings:  # type: ignore[no-untyped-def]
+        def make(num_steps: int, step_size: float, schedule: Any = schedule) -> Settings:
             return make_settings(schedule(num_steps), step_size, DEFAULT_DAMPING, unit)
 
         for scale in _PLAIN_SCALES:

@@ -4,11 +4,14 @@
 r"""
 The path of a Gaussian start and a Gaussian posterior, in closed form.
 
-With precisions :math:`P_0` and :math:`P_1` the tempered density has :math:`(1 - \beta) P_0 + \beta
-P_1`. One basis :math:`B` makes all of them diagonal: :math:`B^\top P_0 B = 1` and :math:`B^\top P_1 B
-= \operatorname{diag}(\lambda)`, so that widths along its columns are :math:`(1 - \beta + \beta
-\lambda)^{-1/2}`: a number for each dimension and temperature, and no matrix for each.
+With precisions :math:`P_0` and :math:`P_1` the tempered density has :math:`(1 - \beta) P_0 +
+\beta P_1`. One basis :math:`B` makes all of them diagonal, :math:`B^\top P_0 B = 1` and
+:math:`B^\top P_1 B = \operatorname{diag}(\lambda)`, so that widths along its columns are
+:math:`(1 - \beta + \beta \lambda)^{-1/2}`: a number for each dimension and temperature, and no
+matrix for each.
 """
+
+import math
 
 import numpy as np
 import scipy.linalg
@@ -51,7 +54,9 @@ def curvature_path(curvature: Curvature, center: np.ndarray) -> MeasuredPath:
     if basis is None:
         scales = scales / np.sqrt(curvature.start_precision)
     lengths = np.maximum(lengths, 1e-6 * betas)  # of a path that goes nowhere
-    return MeasuredPath(betas, lengths, scales, 0.0, curvature.num_gradients, basis=basis)
+    return MeasuredPath(
+        betas, lengths, scales, 0.0, math.ceil(curvature.num_gradients), basis=basis
+    )
 
 
 def constant_path(scale: np.ndarray, basis: np.ndarray | None) -> MeasuredPath:

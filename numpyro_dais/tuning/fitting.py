@@ -77,8 +77,8 @@ _NUM_ITERATIONS = 500
 # Of one fit after the other, in units of the scale at its beginning; the last is for settling.
 _LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
 # Likewise in many dimensions, where the axes stay, and half of the iterations do. Measured on Cox
-# processes of 256 and 1600 dimensions: with twice as many, and with rates of 0.005 to 0.05, the ELBO
-# is the same to 0.2 nats.
+# processes of 256 and 1600 dimensions: with twice as many, and with rates of 0.005 to 0.05, the
+# ELBO is the same to 0.2 nats.
 _HIGH_LEARNING_RATES, _NUM_HIGH_ITERATIONS = (0.02, 0.01), 250
 # The k-hat of a test from which on the variance may be much larger than it shows.
 _HEAVY_KHAT = 0.3

@@ -72,7 +72,7 @@ class Geometry(NamedTuple):
         return self.scale * self.stretched(self.scale * gradient, self.widths**2)
 
     def whiten(self, offset: np.ndarray) -> np.ndarray:
-        """Returns an offset in units of the widths: the square of its norm is that of Mahalanobis."""
+        """Returns an offset in units of the widths: its squared norm is Mahalanobis's."""
         return self.stretched(offset / self.scale, 1 / self.widths)
 
     def unwhiten(self, noise: np.ndarray) -> np.ndarray:

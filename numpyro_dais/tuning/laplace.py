@@ -37,8 +37,8 @@ __all__ = [
 # Dimensions up to which a covariance is a coupling of coordinates, all of which can be fitted, and
 # above which it is one of principal axes that stay as they are. A round number.
 MAX_COUPLED_DIMS = 100
-# Dimensions up to which all of a Hessian is computed: it takes the square of them in memory, 32 MiB,
-# and the cube in time, a few seconds. A round number.
+# Dimensions up to which all of a Hessian is computed: it takes the square of them in memory, 32
+# MiB, and the cube in time, a few seconds. A round number.
 MAX_DENSE_DIMS = 2048
 # Of the budget, what a Hessian may cost: with a second one, and with what else a start costs, most
 # of it is left.

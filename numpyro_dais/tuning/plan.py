@@ -21,6 +21,7 @@ __all__ = [
     "plan_chains",
     "plan_draws",
     "resampled",
+    "variance_at",
 ]
 
 # Particles of a chain at least: fewer have no error bar that one could trust. A round number.
@@ -104,7 +105,7 @@ def plan_chains(trials: list[Trial], goal: Goal, left: float, num_rows: int) -> 
     """
     scale = _scale(trials)
     plans = []
-    for num_steps in _numbers_of_steps(goal, num_rows):
+    for num_steps in _numbers_of_steps(goal, num_rows, left):
         log_spread = log_relative_variance(scale / num_steps**_EXPONENT) + math.log(SAFETY)
         number = goal.num_particles or _num_particles(log_spread, num_steps, goal, left)
         log_error = 0.5 * (log_spread - math.log(number))
@@ -114,6 +115,16 @@ def plan_chains(trials: list[Trial], goal: Goal, left: float, num_rows: int) -> 
     if good:
         return min(good, key=lambda plan: plan.cost)
     return min(affordable, key=lambda plan: plan.log_error)
+
+
+def variance_at(trial: Trial, num_steps: int) -> float:
+    """
+    Returns the variance of log weights that is expected with another number of steps.
+
+    :param trial: a run.
+    :param num_steps: the number of steps.
+    """
+    return _scale([trial]) / num_steps**_EXPONENT
 
 
 def resampled(plan: Plan, goal: Goal, left: float) -> Plan:
@@ -131,7 +142,8 @@ def resampled(plan: Plan, goal: Goal, left: float) -> Plan:
         return plan
     smallest = _FEWEST_ISLANDS * ISLAND_SIZE
     affordable = int(left / smallest) - LOOKS_COST
-    numbers = [number for number in _numbers_of_steps(goal, affordable) if number >= _FEWEST_STEPS]
+    numbers = _numbers_of_steps(goal, affordable, left)
+    numbers = [number for number in numbers if number >= _FEWEST_STEPS]
     if not numbers:
         return plan
     num_steps = numbers[-1]
@@ -142,13 +154,15 @@ def resampled(plan: Plan, goal: Goal, left: float) -> Plan:
     return Plan(num_steps, number, min(log_error, plan.log_error), number * cost, True)
 
 
-def _numbers_of_steps(goal: Goal, num_rows: int) -> list[int]:
+def _numbers_of_steps(goal: Goal, num_rows: int, left: float) -> list[int]:
+    """Numbers of steps to choose from, those that use up the budget among them."""
     if goal.num_steps is not None:
         return [goal.num_steps]
     powers = 2 ** np.arange(3, 30)
     between = 3 * powers // 2
-    numbers = sorted({*powers.tolist(), *between.tolist()})
-    return [number for number in numbers if number <= num_rows]
+    whole = [int(left / number - 1) // WIDTH * WIDTH for number in (_FEWEST, 3 * _FEWEST // 2)]
+    numbers = sorted({*powers.tolist(), *between.tolist(), *whole})
+    return [number for number in numbers if 0 < number <= num_rows]
 
 
 def _num_particles(log_spread: float, num_steps: int, goal: Goal, left: float) -> int:

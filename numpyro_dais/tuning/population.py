@@ -249,7 +249,8 @@ def _spread(population: jax.Array, is_dense: bool) -> _Spread:
     deviations = np.maximum(clipped.std(axis=0), 1e-3)
     if not is_dense:
         return _Spread(width * deviations, None)
-    correlation = np.corrcoef(clipped, rowvar=False).reshape(len(width), len(width))
+    with np.errstate(all="ignore"):  # of particles that agree
+        correlation = np.corrcoef(clipped, rowvar=False).reshape(len(width), len(width))
     correlation = np.nan_to_num(correlation)
     np.fill_diagonal(correlation, 1.0)
     return _Spread(width * deviations, correlation)

@@ -58,8 +58,8 @@ class Trial(NamedTuple):
     def bound(self) -> float:
         """
         The mean log weight without the lowest eighth, where stray draws of a start are, and with
-        what particles that have exploded take from the estimate, several times over: it is a bias, and no error
-        bar shows it.
+        what particles that have exploded take from the estimate, several times over: it is a bias,
+        and no error bar shows it.
         """
         upper = self._upper
         if not np.all(np.isfinite(upper)):

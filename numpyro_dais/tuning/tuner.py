@@ -38,7 +38,14 @@ from numpyro_dais.tuning.fitting import (
     judge_start,
 )
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
-from numpyro_dais.tuning.plan import ISLAND_SIZE, Plan, plan_chains, plan_draws, resampled
+from numpyro_dais.tuning.plan import (
+    ISLAND_SIZE,
+    Plan,
+    plan_chains,
+    plan_draws,
+    resampled,
+    variance_at,
+)
 from numpyro_dais.tuning.population import MeasuredPath, measure_path
 from numpyro_dais.tuning.spread import start_draws, start_spread
 from numpyro_dais.tuning.trials import Trial, barrier_of, measured_anew
@@ -55,6 +62,8 @@ _TRIAL_SHARE = 0.006
 _PATH_SHARE = 0.08
 _CURVATURE_SHARE = 0.08
 _ROUND_SHARE = 0.065
+# Of a run whose numbers are given, for all tuning. A round number.
+_TUNING_SHARE = 0.12
 # Steps of a first trial: a few, or as many as rank candidates well.
 _TRIAL_STEPS = 16, 64
 # Particles of a trial: as many as run at a time; and of a round.
@@ -62,6 +71,8 @@ _NUM_TRIAL_PARTICLES = 8
 _NUM_ROUND_PARTICLES = 16
 # Of a step that is tried in the first round beside the one that was best with fewer steps.
 _SHORTER = 0.6
+# A step, in units of the width, that only a Gaussian allows. A round number.
+_LONG = 0.8
 # How many times as many steps the next round has: few rounds, and short ways to extrapolate.
 _GROWTH = 4
 # The variance of log weights in a first trial below which no other path is looked for: a run of a
@@ -75,7 +86,7 @@ _MAX_DENSE_DIMS = 100
 
 class Tools(NamedTuple):
     """
-    What tuning runs particles with.
+    The functions that tuning runs particles with.
 
     :param draw: particles without steps: key, target, settings and their number to log weights.
     :param run: chains: the same to particles and to what each step saw of the path.
@@ -95,7 +106,7 @@ class Tools(NamedTuple):
 
 class Tuned(NamedTuple):
     """
-    What tuning has found.
+    The result of tuning.
 
     :param settings: the settings of the last round.
     :param history: the rounds before it.
@@ -273,10 +284,17 @@ class _Tuner:
         if fit is not None and fit.mixture is not None and fit.quality.khat < LARGEST_KHAT:
             started = self.target.with_mixture(fit.mixture.bare())
             trials += self._climb(self._fit_path(started), started, "from the fit")
-            if _best(trials).log_variance < _SMALL_VARIANCE:
+            if self._is_enough(_best(trials)):
                 return self._ranked(trials)
         trials += self._from_own_start()
         return self._ranked(trials)
+
+    def _is_enough(self, trial: Trial) -> bool:
+        """True if no other path needs to be looked for."""
+        variance = trial.log_variance
+        if self.goal.num_steps is not None:
+            variance = variance_at(trial, self.goal.num_steps)
+        return variance < _SMALL_VARIANCE
 
     def _from_own_start(self) -> list[Trial]:
         target = self.target.with_mixture(None)
@@ -288,7 +306,7 @@ class _Tuner:
         if path is not None:
             trials += self._climb(path, target, "along the curvature")
         trials += [self._try(candidate) for candidate in plain_candidates(target, unit)]
-        if _best(trials).log_variance < _SMALL_VARIANCE:
+        if self._is_enough(_best(trials)):
             return trials
         measured = measure_path(
             named_key(self.rng_key, "path"),
@@ -382,11 +400,12 @@ class _Tuner:
         """
         Runs of the best candidate, of more and more steps; None if time is up.
         """
-        best = trials[0].candidate
+        first = trials[0].candidate
         seen, rivals = [trials[0]], [trial.candidate for trial in trials[:2]]
         # A step that is long already belongs to a Gaussian, whose best step does not shrink.
-        factor = _GROWTH**0.25 if best.path is not None and best.step_size > 0.8 else _SHORTER
-        rivals.append(best._replace(step_size=factor * best.step_size))
+        is_long = first.path is not None and first.step_size > _LONG
+        factor = _GROWTH**0.25 if is_long else _SHORTER
+        rivals.append(first._replace(step_size=factor * first.step_size))
         number = 0
         while True:
             if self.tools.is_over():
@@ -398,6 +417,8 @@ class _Tuner:
             plan = plan_chains(seen, self.goal, self.left, self.tools.num_rows)
             share = len(rivals) * _ROUND_SHARE * self.size
             if cost > share or cost > 0.25 * self.left or num_steps == seen[-1].num_steps:
+                return seen
+            if self.goal.num_steps is not None and self.spent + cost > _TUNING_SHARE * self.size:
                 return seen
             if cost > 0.5 * plan.cost or num_steps >= plan.num_steps:
                 return seen

@@ -269,8 +269,17 @@ def test_tuned_step_is_stable_whatever_the_scale(data):
     # Rounding differs from unit to unit, and nothing else.
     np.testing.assert_allclose(tuned[0].step_size, tuned[1].step_size, rtol=1e-2)
     np.testing.assert_allclose(tuned[2].step_size, tuned[1].step_size, rtol=1e-2)
-    scales = [np.asarray(settings.preconditioner) for settings in tuned]
-    np.testing.assert_allclose(1e3 * scales[0], scales[1], rtol=2e-2, atol=1e-3)
+    masses = [inverse_mass(settings) for settings in tuned]
+    for mass, unit in zip(masses[::2], (1e-3, 1e3), strict=True):
+        np.testing.assert_allclose(mass / unit**2, masses[1], rtol=4e-2, atol=1e-3)
+
+
+def inverse_mass(settings):
+    """The matrices L L' of all steps."""
+    num_dims = len(settings.basis)
+    scales = np.asarray(settings.preconditioner, np.float64).reshape(-1, 1, num_dims)
+    matrices = np.asarray(settings.basis, np.float64) * scales
+    return matrices @ np.swapaxes(matrices, 1, 2)
 
 
 def test_tracing_without_settings_names_tune(data):

@@ -34,6 +34,10 @@ def exact_path(regression):
 
 def gap_of(regression, settings):
     arrays = (settings.betas, settings.step_size, settings.damping)
+    if settings.basis is not None:
+        num_dims = len(settings.basis)
+        scales = np.asarray(settings.preconditioner, np.float64).reshape(-1, 1, num_dims)
+        settings = settings._replace(preconditioner=settings.basis * scales)
     return regression.expected_gap(
         *(np.asarray(x, np.float64) for x in arrays),
         preconditioner=np.asarray(settings.preconditioner, np.float64),

@@ -47,7 +47,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 import jax.numpy as jnp
 
-from numpyro_dais.sampler.kernel import ChainState, Step, split_preconditioner, with_matrices
+from numpyro_dais.sampler.kernel import Axes, ChainState, Step, split_preconditioner, with_matrices
 from numpyro_dais.sampler.noise import block_length, draw_chain_noise
 from numpyro_dais.sampler.path import LogDensities, LogDensitiesFn
 from numpyro_dais.sampler.reversible.fixed_point import (
@@ -198,6 +198,7 @@ def prepare(
         flush_every=flush_every // save_every * save_every,
         anchor_every=anchor_every and anchor_every // save_every * save_every,
     )
+    assert not isinstance(preconditioner, Axes)
     inputs = Inputs(state.position, state.momentum, constants, preconditioner, steps)
     return statics, inputs, make_grid(lax.stop_gradient(state.position), options.scale)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from numpyro_dais.sampler.kernel import (
     UNCORRECTED,
+    Axes,
     ChainState,
     Noise,
     Step,
@@ -349,6 +350,7 @@ def _restore(
 
 def _half_drift(index: jax.Array, words: jax.Array, step: Step) -> jax.Array:
     momentum, settings = decode_momentum(words), (step.step_size, step.preconditioner)
+    assert not isinstance(step.preconditioner, Axes)
     if step.preconditioner is None or step.preconditioner.ndim == 1:
         return drift(momentum, *settings)  # products only, which are rounded in one way
     return _isolated(index, drift, momentum, *settings)
