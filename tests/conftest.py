@@ -78,6 +78,7 @@ _SLOW = (
     "scripts/test_examples.py::test_script_runs[vae.py",
     "scripts/test_examples.py::test_script_runs[vae_evaluate.py",
     "scripts/test_vae.py::test_resumed_training_is_the_same_bit_for_bit",
+    "tuning/test_rounds.py::test_complete_runs_are_unbiased[all",
     "vi/test_davi.py::test_closes_the_gap_of_a_mean_field_guide",
     "vi/test_davi.py::test_two_plates_give_a_bound_for_each_pair",
     "vi/test_davi_minibatch.py::test_davi_is_unbiased_for_its_bound",
