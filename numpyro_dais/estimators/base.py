@@ -110,7 +110,7 @@ class Estimator:
         rng_key = check_key(rng_key)
         problem = self._preparation.with_minibatch(rng_key, problem)
         problem = self._with_dynamics(rng_key, problem)
-        evidence, _ = self._estimate(rng_key, problem)
+        evidence, _ = self._estimate(rng_key, problem, may_resample=True)
         _warn(evidence)
         return evidence
 
@@ -313,7 +313,11 @@ class Estimator:
         return surrogate
 
     def _estimate(
-        self, rng_key: jax.Array, problem: Problem, target: TracedTarget | None = None
+        self,
+        rng_key: jax.Array,
+        problem: Problem,
+        target: TracedTarget | None = None,
+        may_resample: bool = False,
     ) -> tuple[Evidence, TracedTarget]:
         began = time.perf_counter()
         tune_key, run_key = random.split(rng_key)
@@ -326,7 +330,10 @@ class Estimator:
             )
         if target is None:
             target = self._preparation.target(problem, rng_key)
-        tuned = Tuned(settings) if settings is not None else self._tune(tune_key, problem, target)
+        if settings is not None:
+            tuned = Tuned(settings)
+        else:
+            tuned = self._tune(tune_key, problem, target, may_resample=may_resample)
         try:
             return self._report(run_key, problem, target, tuned, began)
         except KeyboardInterrupt:
@@ -436,8 +443,12 @@ class Estimator:
         problem: Problem,
         target: TracedTarget,
         is_start_free: bool = True,
+        may_resample: bool = False,
     ) -> Tuned:
-        """A step size for everything else as it was given."""
+        """
+        A step size for everything else as it was given; or, where all is free, whatever serves the
+        goal: another start, and resampling, if they may.
+        """
 
         def cost_fn(settings: Settings, num_particles: int) -> int:
             number = num_particles * settings.num_steps

@@ -159,6 +159,7 @@ class _Corrected(Estimator):
         problem: Problem,
         target: TracedTarget,
         is_start_free: bool = True,
+        may_resample: bool = False,
     ) -> Tuned:
         settings = first_settings(rng_key, target, self._chain.given)
         if self.adaptation == "online":

@@ -222,6 +222,7 @@ class DAIS(Estimator):
         problem: Problem,
         target: TracedTarget,
         is_start_free: bool = True,
+        may_resample: bool = False,
     ) -> Tuned:
         has_plain_chains = (
             self._integrand.plate is None
@@ -241,7 +242,7 @@ class DAIS(Estimator):
             run=runner,
             num_rows=runner.num_rows,
             is_over=lambda: deadline is not None and time.monotonic() > deadline,
-            may_resample=not self._config.resample_at,
+            may_resample=may_resample and not self._config.resample_at,
             on_round=None if bar is None else bar.show,
         )
         try:

@@ -16,10 +16,11 @@ import math
 import numpy as np
 import scipy.linalg
 
+from numpyro_dais.sampler.mixture import Mixture
 from numpyro_dais.tuning.curvature import Curvature
 from numpyro_dais.tuning.population import MeasuredPath
 
-__all__ = ["along_axes", "constant_path", "curvature_path"]
+__all__ = ["along_axes", "constant_path", "curvature_path", "fitted_axes"]
 
 # Temperatures at which the path is tabulated: it is smooth, and interpolated between them.
 _NUM_LEVELS = 200
@@ -86,6 +87,26 @@ def along_axes(path: MeasuredPath) -> MeasuredPath:
     inverse = np.linalg.inv(basis)
     variances = np.einsum("ij,ljk,ik->li", inverse, covariances, inverse)
     return path._replace(scales=np.sqrt(variances), basis=basis)
+
+
+def fitted_axes(mixture: Mixture) -> np.ndarray | None:
+    r"""
+    Returns a square root :math:`B` of the covariance :math:`B B^\top` of a Gaussian that was fitted
+    by its principal axes, ``[num_dims, num_dims]``; None for any other fit.
+
+    :param mixture: the fit.
+    """
+    component = mixture.components
+    if mixture.num_modes > 1 or component.basis is None or component.log_widths is None:
+        return None
+    vectors = np.asarray(component.basis[0], np.float64)
+    log_widths = np.asarray(component.log_widths[0], np.float64)
+    if vectors.shape[0] != vectors.shape[1]:
+        return None
+    scale = np.exp(np.asarray(component.log_scale[0], np.float64))
+    axes = np.empty_like(vectors)
+    axes[np.asarray(mixture.order)] = scale[:, None] * vectors * np.exp(log_widths)
+    return axes
 
 
 def _joint_basis(curvature: Curvature):  # type: ignore[no-untyped-def]

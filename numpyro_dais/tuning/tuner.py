@@ -29,7 +29,12 @@ from numpyro_dais.sampler.rounds import Round, round_of
 from numpyro_dais.sampler.settings import Decision, Settings, no_steps
 from numpyro_dais.tuning.candidates import LADDER, Candidate, along, plain_candidates
 from numpyro_dais.tuning.curvature import find_curvature
-from numpyro_dais.tuning.curvature_path import along_axes, constant_path, curvature_path
+from numpyro_dais.tuning.curvature_path import (
+    along_axes,
+    constant_path,
+    curvature_path,
+    fitted_axes,
+)
 from numpyro_dais.tuning.fitting import (
     LARGEST_KHAT,
     Fit,
@@ -297,9 +302,11 @@ class _Tuner:
         return variance < _SMALL_VARIANCE
 
     def _from_own_start(self) -> list[Trial]:
+        """Trials of candidates that begin at the target's own start."""
         target = self.target.with_mixture(None)
         draws = np.asarray(start_draws(named_key(self.rng_key, "draws"), target), np.float64)
-        draws = draws[np.all(np.isfinite(draws), axis=1)]
+        is_finite = np.all(np.isfinite(draws), axis=1)
+        draws = draws[is_finite] if np.any(is_finite) else np.zeros_like(draws)
         unit = start_spread(draws)
         trials = []
         path = self._curvature_path(target, draws)
@@ -333,6 +340,11 @@ class _Tuner:
         return None if found is None else curvature_path(found, center)
 
     def _fit_path(self, started: TracedTarget) -> MeasuredPath:
+        """The path from a fit, along the fit's own axes or those of its draws."""
+        assert started.mixture is not None
+        axes = fitted_axes(started.mixture)
+        if axes is not None:
+            return constant_path(np.ones(len(axes)), axes)
         draws = np.asarray(start_draws(named_key(self.rng_key, "fitted"), started), np.float64)
         if draws.shape[1] > _MAX_DENSE_DIMS:
             return constant_path(start_spread(draws), None)
@@ -397,9 +409,7 @@ class _Tuner:
     # --- rounds ---------------------------------------------------------------------------------
 
     def _rounds(self, trials: list[Trial]) -> list[Trial] | None:
-        """
-        Runs of the best candidate, of more and more steps; None if time is up.
-        """
+        """Runs of the best candidate, of more and more steps; None if time is up."""
         first = trials[0].candidate
         seen, rivals = [trials[0]], [trial.candidate for trial in trials[:2]]
         # A step that is long already belongs to a Gaussian, whose best step does not shrink.

@@ -8,6 +8,7 @@ from itertools import pairwise
 import math
 import warnings
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +19,9 @@ import numpyro.distributions as dist
 
 from numpyro_dais import DAIS, load_settings
 from numpyro_dais.estimators.staged import StagedRunner
+from numpyro_dais.sampler.mixture import Component, Mixture
 from numpyro_dais.tuning.curvature import Curvature
-from numpyro_dais.tuning.curvature_path import along_axes, curvature_path
+from numpyro_dais.tuning.curvature_path import along_axes, curvature_path, fitted_axes
 from numpyro_dais.tuning.goal import Goal
 from numpyro_dais.tuning.plan import plan_chains, resampled
 from numpyro_dais.tuning.population import MeasuredPath
@@ -235,6 +237,19 @@ def test_matrices_of_a_path_become_axes():
         np.testing.assert_allclose(along @ along.T, matrix @ matrix.T, rtol=1e-8)
 
 
+def test_axes_of_a_fit_are_those_of_its_draws():
+    """In an order of its own; the covariance of 100,000 draws."""
+    rng = np.random.default_rng(3)
+    vectors = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    parts = rng.uniform(-0.5, 0.5, (3, 3))
+    component = Component(parts[:1], parts[1:2], basis=vectors[None], log_widths=parts[2:])
+    mixture = Mixture(jnp.array([2, 0, 1]), component, jnp.zeros(1)).bare()
+    axes = fitted_axes(mixture)
+    draws = jax.vmap(mixture.sample)(random.split(random.key(0), 100_000))
+    np.testing.assert_allclose(axes @ axes.T, np.cov(draws, rowvar=False), atol=0.03)
+    assert fitted_axes(mixture._replace(log_shares=jnp.zeros(2))) is None
+
+
 def trial_of(log_weights, num_steps=48, log_ratios=None, betas=None):
     log_weights = np.asarray(log_weights, float)
     if log_ratios is None:
@@ -295,6 +310,19 @@ def test_more_budget_is_used_until_the_goal_is_met():
     evidence = DAIS(skewed, budget=400_000, target_error=0.002).log_evidence(random.key(2), COUNTS)
     assert 30_000 < evidence.num_gradients <= 400_000
     assert float(evidence.standard_error) < 0.0025
+    assert abs(float(evidence) - skewed_log_evidence()) < 5 * float(evidence.standard_error)
+
+
+def test_a_sandwich_has_chains_that_are_not_resampled():
+    """Else forward weights would be those of islands, and reverse ones of single chains."""
+    estimator = DAIS(skewed, start="prior", budget=20_000)
+    draws = np.random.default_rng(0).gamma(2 + np.asarray(COUNTS), 1 / 1.5, (64, 20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        evidence = estimator.sandwich(
+            random.key(0), COUNTS, posterior_samples={"rate": jnp.asarray(draws, float)}
+        )
+    assert evidence.island_size == 1
     assert abs(float(evidence) - skewed_log_evidence()) < 5 * float(evidence.standard_error)
 
 
