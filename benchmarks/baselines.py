@@ -104,6 +104,8 @@ def make_estimator(method: str, problem: Problem, num_gradients: int, num_partic
     kinds = {"DAIS": DAIS, "HAIS": HAIS, "AIS": AIS}
     num_steps = num_gradients // NUM_LEAPFROG if method == "AIS" else num_gradients
     extra = {"num_leapfrog": NUM_LEAPFROG} if method == "AIS" else {}
+    if method == "DAIS":  # which else may fit a start
+        extra = {"keep_start": True} if "start" in problem.kwargs else {"start": "prior"}
     pilot = kinds[method](**problem.kwargs, **extra, num_steps=num_steps)
     settings = pilot.tune(random.key(0), *problem.data)
     return kinds[method](**problem.kwargs, **extra, num_particles=num_particles, settings=settings)

@@ -94,6 +94,21 @@ FAULTS = {
         ValueError,
         "damping must be a number",
     ),
+    "16: max_seconds=0": (
+        lambda: DAIS(beta_binomial, max_seconds=0),
+        ValueError,
+        "max_seconds must be a positive number of seconds; got 0",
+    ),
+    "16: max_seconds beside a step size": (
+        lambda: DAIS(beta_binomial, max_seconds=1.0, step_size=0.1),
+        ValueError,
+        "and so is max_seconds=; step_size= or settings= leave nothing to tune",
+    ),
+    "16: max_seconds of HAIS": (
+        lambda: HAIS(beta_binomial, max_seconds=1.0),
+        TypeError,
+        "'max_seconds'.*only DAIS tunes itself",
+    ),
     "13: target_error='small'": (
         lambda: DAIS(beta_binomial, target_error="small"),
         ValueError,
