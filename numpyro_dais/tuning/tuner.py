@@ -83,6 +83,10 @@ _GROWTH = 4
 # The variance of log weights in a first trial below which no other path is looked for: a run of a
 # few times as many steps will do.
 _SMALL_VARIANCE = 2.0
+# The same in a last trial from which on resampling is not trusted to mend it. A round number: of
+# the models in development, an autoregression whose error bars were too small was at 15 and more,
+# hierarchies and products with good ones at 3 to 8.
+_VERY_UNEQUAL = 10.0
 # Dimensions above which a population of 72 knows too little of a covariance. A round number.
 _MAX_MEASURED_DIMS = 10
 # Draws that show the covariance of a fit, and dimensions up to which they do.
@@ -228,9 +232,10 @@ class _Tuner:
             decision=Decision(*self.words),
         )
 
-    def _tuned(self, settings: Settings, is_resampled: bool = False) -> Tuned:
+    def _tuned(self, settings: Settings, is_resampled: bool = False, note: str = "") -> Tuned:
         early = None if not self.history else partial(self.finish_early, "Interrupted")
-        return Tuned(settings, tuple(self.history), is_resampled=is_resampled, early=early)
+        history = tuple(self.history)
+        return Tuned(settings, history, note=note, is_resampled=is_resampled, early=early)
 
     # --- starts ---------------------------------------------------------------------------------
 
@@ -274,7 +279,7 @@ class _Tuner:
         )
         chain = candidate.at(plan.num_steps)
         settings = self._settings(chain, candidate.start, plan.num_particles)
-        return self._tuned(settings, plan.is_resampled)
+        return self._tuned(settings, plan.is_resampled, _note(trials[-1], plan))
 
     # --- trials ---------------------------------------------------------------------------------
 
@@ -459,6 +464,17 @@ class _Tuner:
         if self.tools.on_round is not None:
             words = f"{found.log_evidence:.2f} ± {found.standard_error:.2g}"
             self.tools.on_round(num_steps, found.num_gradients, words)
+
+
+def _note(trial: Trial, plan: Plan) -> str:
+    """A warning where islands may all miss the same mass, which their spread does not show."""
+    if not plan.is_resampled or trial.log_variance < _VERY_UNEQUAL:
+        return ""
+    return (
+        f"Without resampling, log weights had a variance of {trial.log_variance:.2g} at {trial.num_steps} steps: "
+        "islands may have missed the same mass, and the error may be too small; start from a fit "
+        "(start='auto') or a guide, or use a larger budget."
+    )
 
 
 def _best(trials: list[Trial]) -> Trial:

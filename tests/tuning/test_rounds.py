@@ -20,6 +20,7 @@ import numpyro.distributions as dist
 from numpyro_dais import DAIS, load_settings
 from numpyro_dais.estimators.staged import StagedRunner
 from numpyro_dais.sampler.mixture import Component, Mixture
+from numpyro_dais.tuning import tuner
 from numpyro_dais.tuning.curvature import Curvature
 from numpyro_dais.tuning.curvature_path import along_axes, curvature_path, fitted_axes
 from numpyro_dais.tuning.goal import Goal
@@ -271,6 +272,17 @@ def test_a_path_is_longer_where_chains_have_felt_it():
     assert again.lengths[-1] == pytest.approx(3.0)
     assert again.lengths[50] > 0.65 * 3.0
     assert np.all(np.diff(again.lengths) > 0)
+
+
+def test_islands_that_may_miss_the_same_mass_are_warned_of():
+    spread = np.linspace(-3, 3, 16)
+    goal = GOAL._replace(target_error=1e-3)
+    for factor, is_warned in ((1.5, False), (10.0, True)):
+        trial = trial_of(factor * spread)
+        plan = resampled(plan_chains([trial], goal, 20_000, 64), goal, 20_000)
+        assert plan.is_resampled
+        assert ("missed the same mass" in tuner._note(trial, plan)) == is_warned
+        assert tuner._note(trial, plan._replace(is_resampled=False)) == ""
 
 
 def test_plans():
