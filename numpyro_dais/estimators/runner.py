@@ -117,8 +117,9 @@ def run(
     if not is_whole and is_concrete((rng_key, target, settings)):
         block = min(block, chunk_size)
     forward = _forward if settings.num_steps else _forward_without_steps
-    runs = [
-        forward(
+
+    def run_block(first: int) -> Run:
+        return forward(
             rng_key,
             first,
             target,
@@ -128,9 +129,10 @@ def run(
             config=config,
             has_bar=has_bar,
         )
-        for first in range(0, num_particles, block)
-    ]
-    return runs[0] if len(runs) == 1 else join_runs(runs)
+
+    if block == num_particles:
+        return run_block(0)
+    return join_runs(map(run_block, range(0, num_particles, block)), num_particles)
 
 
 @jax.custom_jvp

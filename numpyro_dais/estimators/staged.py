@@ -94,7 +94,8 @@ class StagedRunner:
             else:
                 run = _particle_run(ends, number, settings.step_size)
             parts.append(StagedRun(run, log_ratios[:num_steps, :number]))
-        whole = join_runs([part.run for part in parts])
+        num_weights = len(parts) if is_resampled else num_particles
+        whole = join_runs([part.run for part in parts], num_weights)
         return StagedRun(
             put_beside(whole, ends.log_weights),
             np.concatenate([part.log_ratios for part in parts], axis=1),

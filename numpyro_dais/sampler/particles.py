@@ -3,9 +3,9 @@
 
 """Independent chains side by side, from the start to the target or back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax, random
@@ -112,21 +112,41 @@ def run_particles(
     return _run_of(starts, ends, settings.step_size)
 
 
-def join_runs(runs: list[Run]) -> Run:
-    """Returns blocks of particles with the same settings as one run."""
-    host = [jax.tree.map(np.asarray, run) for run in runs]
-    sizes = np.array([len(run.log_weights) for run in host])
+def join_runs(runs: Iterable[Run], num_weights: int) -> Run:
+    """
+    Returns blocks of particles with the same settings as one run. Each is copied as it comes: the
+    positions of all of them may take most of the memory.
+
+    :param runs: the blocks, one at least.
+    :param num_weights: the number of their weights, in all.
+    """
+    positions, filled, first = None, 0, None
+    blocks: list[Any] = []
+    run: Any
+    for run in runs:
+        block = np.asarray(run.positions)
+        if positions is None:
+            positions = np.empty((num_weights, *block.shape[1:]), block.dtype)
+            first = run.log_weights
+        positions[filled : filled + len(block)] = block
+        filled += len(block)
+        blocks.append(jax.tree.map(np.asarray, run._replace(positions=None)))
+    sizes = np.array([len(block.log_weights) for block in blocks])
 
     def join(*parts: np.ndarray) -> np.ndarray:
         return np.concatenate(parts)
 
-    joined = jax.tree.map(join, *(run._replace(acceptance=None, step_size=None) for run in host))
+    others = [block._replace(acceptance=None, step_size=None) for block in blocks]
+    joined = jax.tree.map(join, *others)
     acceptance = None
-    if host[0].acceptance is not None:
-        by_block = np.stack([run.acceptance for run in host])
+    if blocks[0].acceptance is not None:
+        by_block = np.stack([block.acceptance for block in blocks])
         acceptance = np.tensordot(sizes / sizes.sum(), by_block, axes=1)
-    joined = joined._replace(acceptance=acceptance, step_size=host[0].step_size)
-    whole: Run = put_beside(joined, runs[0].log_weights)
+    joined = joined._replace(
+        positions=positions, acceptance=acceptance, step_size=blocks[0].step_size
+    )
+    assert first is not None
+    whole: Run = put_beside(joined, first)
     return whole
 
 

@@ -15,6 +15,7 @@ from numpyro_dais.tuning.trials import Trial, log_relative_variance
 __all__ = [
     "ISLAND_SIZE",
     "LOOKS_COST",
+    "MAX_WORDS",
     "NUM_LOOKS",
     "WIDTH",
     "Plan",
@@ -33,6 +34,8 @@ _FEWEST_ISLANDS = 8
 _UNEQUAL = 3.0
 # Steps that a chain of an island takes at least: fewer hardly move. A round number.
 _FEWEST_STEPS = 64
+# Numbers in the positions of all particles without steps at most, 512 MiB in float64.
+MAX_WORDS = 2**26
 # Particles that run at a time: a vector for the processor, and few enough for a trial. Numbers of
 # particles are multiples of it.
 WIDTH = 8
@@ -74,15 +77,16 @@ class Plan(NamedTuple):
         return math.exp(min(self.log_error, 700.0))
 
 
-def plan_draws(score: float, goal: Goal, left: float) -> Plan:
+def plan_draws(score: float, goal: Goal, left: float, num_dims: int) -> Plan:
     """
     Returns the number of particles without steps.
 
     :param score: the relative variance of weights, as it may be.
     :param goal: the wanted error, and what is given.
     :param left: gradients that are left.
+    :param num_dims: the dimension of a position: memory has room for so many only.
     """
-    affordable = max(int(2 * left), 1)
+    affordable = max(min(int(2 * left), MAX_WORDS // num_dims), 1)
     if affordable > BLOCK:
         affordable -= affordable % BLOCK
     variance = min(max(SAFETY * score, 1e-12), 1e300)

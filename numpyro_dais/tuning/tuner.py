@@ -36,6 +36,7 @@ from numpyro_dais.tuning.curvature_path import (
     fitted_axes,
 )
 from numpyro_dais.tuning.fitting import (
+    BLOCK,
     LARGEST_KHAT,
     Fit,
     RunFn,
@@ -45,6 +46,7 @@ from numpyro_dais.tuning.fitting import (
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
 from numpyro_dais.tuning.plan import (
     ISLAND_SIZE,
+    MAX_WORDS,
     Plan,
     plan_chains,
     plan_draws,
@@ -254,7 +256,8 @@ class _Tuner:
         return self._plan_draws(fit).error <= max(self.goal.target_error, _GOOD_ENOUGH)
 
     def _plan_draws(self, fit: Fit) -> Plan:
-        return plan_draws(fit.quality.score, self.goal, self.left)
+        num_dims = self.target.tracing.num_dims
+        return plan_draws(fit.quality.score, self.goal, self.left, num_dims)
 
     def _without_steps(self, fit: Fit) -> Tuned:
         plan = self._plan_draws(fit)
@@ -263,8 +266,17 @@ class _Tuner:
         self.words.append(
             f"no steps: draws of {kind} have a relative variance of {variance:.2g} (k-hat "
             f"{khat:.2f}), and {plan.num_particles} of them an error of {plan.error:.2g}"
+            + ("; memory has room for no more" if self._is_full(plan) else "")
         )
         return self._tuned(self._settings(no_steps(), fit.mixture, plan.num_particles))
+
+    def _is_full(self, plan: Plan) -> bool:
+        """True if memory has room for no more draws, and they were wanted."""
+        room = MAX_WORDS // self.target.tracing.num_dims
+        is_wanted = (
+            plan.error > self.goal.target_error and plan.num_particles < 2 * self.left - BLOCK
+        )
+        return is_wanted and plan.num_particles > room - BLOCK
 
     def _with_steps(self, trials: list[Trial], plan: Plan) -> Tuned:
         candidate = trials[-1].candidate
