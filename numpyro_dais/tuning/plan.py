@@ -34,8 +34,9 @@ _FEWEST_ISLANDS = 8
 _UNEQUAL = 3.0
 # Steps that a chain of an island takes at least: fewer hardly move. A round number.
 _FEWEST_STEPS = 64
-# Numbers in the positions of all particles without steps at most, 512 MiB in float64.
-MAX_WORDS = 2**26
+# Numbers in the positions of all particles without steps at most, 768 MiB in float64: twice that,
+# for a copy, and what else there is, stay below 2 GiB.
+MAX_WORDS = 3 * 2**25
 # Particles that run at a time: a vector for the processor, and few enough for a trial. Numbers of
 # particles are multiples of it.
 WIDTH = 8

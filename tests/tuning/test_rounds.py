@@ -24,7 +24,7 @@ from numpyro_dais.tuning import tuner
 from numpyro_dais.tuning.curvature import Curvature
 from numpyro_dais.tuning.curvature_path import along_axes, curvature_path, fitted_axes
 from numpyro_dais.tuning.goal import Goal
-from numpyro_dais.tuning.plan import plan_chains, plan_draws, resampled
+from numpyro_dais.tuning.plan import MAX_WORDS, plan_chains, plan_draws, resampled
 from numpyro_dais.tuning.population import MeasuredPath
 from numpyro_dais.tuning.trials import Trial, barrier_of, measured_anew
 from tests import cases
@@ -308,8 +308,8 @@ def test_plans():
 def test_draws_without_steps_fit_into_memory():
     free = Goal(None, None, 1e-4, 10**7, True)
     few, many = (plan_draws(10.0, free, 5e6, num_dims) for num_dims in (10, 100_000))
-    assert few.num_particles * 10 <= 2**26
-    assert many.num_particles <= 2**26 // 100_000
+    assert few.num_particles * 10 <= MAX_WORDS
+    assert many.num_particles <= MAX_WORDS // 100_000
     assert many.log_error > few.log_error
     assert (
         plan_draws(1.0, GOAL, 90_000, 10).num_particles == 13 * 1024
