@@ -210,7 +210,8 @@ class Estimator:
         tune_key, simulation_key = random.split(rng_key)
         settings = self.settings
         if settings is None:  # a start fitted to these data is none for simulated ones
-            settings = self._tune(tune_key, problem, target, is_start_free=False).settings
+            tuned = self._tune(tune_key, problem, target, is_start_free=False)
+            settings = _settings_of(tuned)
         num_particles = self._num_particles(settings)
         return certificate(
             simulation_key,
@@ -254,10 +255,7 @@ class Estimator:
         tune_key, refine_key = random.split(rng_key)
         settings = self.settings
         if settings is None:
-            tuned = self._tune(tune_key, problem, target)
-            settings = tuned.settings
-            if tuned.bar is not None:
-                tuned.bar.close()
+            settings = _settings_of(self._tune(tune_key, problem, target))
         if self._surrogate == "quadratic":
             num_gradients = settings.num_gradients + int(problem.surrogate.num_gradients)
             settings = settings._replace(num_gradients=num_gradients)
@@ -482,6 +480,13 @@ class Estimator:
                 f"{name} runs chains in both directions, and there is no reverse of a resampling; got resample_at="
                 f"{self._config.resample_at}. Leave it out."
             )
+
+
+def _settings_of(tuned: Tuned) -> Settings:
+    """The settings alone: no round follows, so the progress bar has come to its end."""
+    if tuned.bar is not None:
+        tuned.bar.close()
+    return tuned.settings
 
 
 def _warn(evidence: Evidence) -> None:

@@ -84,10 +84,10 @@ class StagedRunner:
         every = max(num_steps // NUM_LOOKS, 1) if is_resampled else 0
         parts = []
         width = ISLAND_SIZE if is_resampled else WIDTH
+        empty = _empty_stage(rng_key, target, self.num_rows, width)
         for first in range(0, num_particles, width):
-            stage = _empty_stage(rng_key, target, self.num_rows, width)
             numbers = first, num_steps, every
-            ends, log_ratios = self._run_block(rng_key, target, padded, stage, *numbers)
+            ends, log_ratios = self._run_block(rng_key, target, padded, empty, *numbers)
             number = min(width, num_particles - first)
             if is_resampled:
                 run = _island_run(ends, settings.step_size)
