@@ -30,11 +30,11 @@ import argparse
 import json
 from pathlib import Path
 import resource
-import subprocess
 import sys
 import time
 from typing import NamedTuple
 
+from cells import run_process
 from dimension_methods import LABELS, METHODS, Variants, can_run
 from dimension_tables import best_variants, draw, report
 from dimension_targets import NEEDS_FILE, TARGETS, SizedTarget
@@ -134,22 +134,9 @@ def start_cell(cell: Cell, target: SizedTarget, args: argparse.Namespace) -> Non
     command = [sys.executable, __file__, "--cell", *cell, "--results", args.results]
     command += ["--num-seeds", args.num_seeds, "--budget", args.budget]
     command += ["--data", args.data] if args.data is not None else []
-    begin, reason = time.perf_counter(), None
-    try:
-        process = subprocess.run(
-            list(map(str, command)),
-            timeout=args.max_seconds,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        if process.returncode:
-            reason = (process.stderr.strip().splitlines() or ["killed"])[-1]
-    except subprocess.TimeoutExpired:
-        reason = f"over {args.max_seconds:g} s"
+    reason = run_process(command, ", ".join(cell), args.max_seconds)
     if reason is not None:
         write(cell, {"seed": None, "reason": reason, "limit": args.max_seconds}, args)
-    seconds = time.perf_counter() - begin
-    print(f"{', '.join(cell)}: {seconds:.0f} s{f' ({reason})' if reason else ''}", flush=True)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -3,6 +3,11 @@
 
 """Pictures of results. Matplotlib is imported when one is drawn."""
 
-from numpyro_dais.results.plots import plot_comparison, plot_evidence, plot_sandwich
+from numpyro_dais.results.plots import (
+    plot_comparison,
+    plot_evidence,
+    plot_sandwich,
+    plot_sensitivity,
+)
 
-__all__ = ["plot_comparison", "plot_evidence", "plot_sandwich"]
+__all__ = ["plot_comparison", "plot_evidence", "plot_sandwich", "plot_sensitivity"]

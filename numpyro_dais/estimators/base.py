@@ -34,6 +34,7 @@ from numpyro_dais.estimators.runner import (
     run_reverse,
 )
 from numpyro_dais.model.dynamics import num_full_gradients
+from numpyro_dais.model.factors import remark_on_factors
 from numpyro_dais.model.inspection import NO_DATA_NOTE, check_data
 from numpyro_dais.model.modes import check_mode
 from numpyro_dais.model.posterior import posterior_draws
@@ -373,6 +374,7 @@ class Estimator:
         has_data = structure is None or structure.has_data
         notes: tuple[str, ...] = () if has_data else (NO_DATA_NOTE,)
         notes += (tuned.note,) if tuned.note else ()
+        free = () if structure is None else structure.free_factors
         history = tuned.history
         if tuned.target_error is not None and tuned.finished is None:
             seconds = time.perf_counter() - began
@@ -396,6 +398,7 @@ class Estimator:
             is_zero=particles.is_zero,
             history=history,
             target_error=tuned.target_error,
+            remarks=tuned.remarks + ((remark_on_factors(free),) if free else ()),
         )
         return evidence, target
 
@@ -471,8 +474,14 @@ class Estimator:
         self, rng_key: jax.Array, target: TracedTarget, settings: Settings, num_particles: int
     ) -> np.ndarray:
         """Log weights of a run that finds settings."""
-        particles = run(rng_key, target, settings, num_particles, self._trial_config)
+        particles = self._draw(rng_key, target, settings, num_particles)
         return np.asarray(particles.log_weights, np.float64)
+
+    def _draw(
+        self, rng_key: jax.Array, target: TracedTarget, settings: Settings, num_particles: int
+    ) -> Run:
+        """A run that finds settings."""
+        return run(rng_key, target, settings, num_particles, self._trial_config)
 
     def _refuse_resampling(self, name: str) -> None:
         if self._config.resample_at:

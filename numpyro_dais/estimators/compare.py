@@ -3,10 +3,12 @@
 
 """The comparison of several models of the same data."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from numpyro_dais.estimators.sensitivity import sensitivity_of
 from numpyro_dais.model.observed import check_same_data
 from numpyro_dais.results.comparison import Comparison, check_evidences
 from numpyro_dais.results.evidence import Evidence
@@ -26,7 +28,10 @@ _SUM_TOLERANCE = 1e-6
 
 
 def compare(
-    evidences: dict[str, Evidence], *, prior_probabilities: dict[str, float] | None = None
+    evidences: dict[str, Evidence],
+    *,
+    prior_probabilities: dict[str, float] | None = None,
+    prior_sensitivity: str | Sequence[str] | Callable[[float], dict[str, Evidence]] | None = None,
 ) -> Comparison:
     r"""
     Returns the models in order of their evidence, with Bayes factors and posterior probabilities
@@ -43,6 +48,12 @@ def compare(
     :param evidences: the result of each model, by a name of your choice.
     :param prior_probabilities: the models' probabilities before the data, by name; equal if left
         out.
+    :param prior_sensitivity: a request for the log Bayes factors under narrower and wider priors,
+        printed as a second table and drawn by ``plot_sensitivity``. Names of latent sites, the
+        scale of whose priors is then multiplied by 1/4, 1/2, 2 and 4, in each model that has them,
+        by re-weighting the particles: there is no new run. Or a function of that factor, which
+        returns new evidences of the models that it changes, by name. See
+        :mod:`numpyro_dais.estimators.sensitivity`.
 
     **Example**
 
@@ -52,16 +63,19 @@ def compare(
     ...     mu = numpyro.sample("mu", dist.Normal(0.0, prior_scale))
     ...     numpyro.sample("y", dist.Normal(mu, 1.0), obs=3.0)
     >>> estimator = DAIS(model, num_steps=32, step_size=0.3)
-    >>> comparison = compare(
-    ...     {
-    ...         "narrow": estimator.log_evidence(jax.random.key(0), 0.3),
-    ...         "wide": estimator.log_evidence(jax.random.key(1), 3.0),
-    ...     }
-    ... )
+    >>> evidences = {
+    ...     "narrow": estimator.log_evidence(jax.random.key(0), 0.3),
+    ...     "wide": estimator.log_evidence(jax.random.key(1), 3.0),
+    ... }
+    >>> comparison = compare(evidences)
     >>> comparison.names
     ('wide', 'narrow')
     >>> # Exactly, the logarithm of N(3; 0, 1.09) over N(3; 0, 10).
     >>> bool(abs(comparison.log_bayes_factor[1] - -2.570) < 0.3)
+    True
+    >>> sensitivity = compare(evidences, prior_sensitivity="mu").sensitivity
+    >>> # With priors half as wide, N(3; 0, 1.0225) over N(3; 0, 3.25).
+    >>> bool(abs(sensitivity.log_bayes_factor[sensitivity.scales == 0.5, 1] - -2.438) < 0.3)
     True
     """
     check_evidences("compare", evidences, least=2)
@@ -80,6 +94,9 @@ def compare(
         )
     factor_error = np.hypot(standard_error, standard_error[0])
     factor_error[0] = 0.0
+    sensitivity = None
+    if prior_sensitivity is not None:
+        sensitivity = sensitivity_of({name: evidences[name] for name in names}, prior_sensitivity)
     return Comparison(
         names=tuple(names),
         log_evidence=log_evidence,
@@ -91,6 +108,7 @@ def compare(
         probability_interval=_probability_interval(log_evidence, standard_error, prior),
         warnings={name: evidences[name].warnings for name in names if evidences[name].warnings},
         is_error_known=np.array([bool(is_error_known(evidences[name])) for name in names]),
+        sensitivity=sensitivity,
     )
 
 

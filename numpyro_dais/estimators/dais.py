@@ -238,7 +238,7 @@ class DAIS(Estimator):
         runner = StagedRunner(_num_rows(goal, target), bar)
         deadline = None if self._max_seconds is None else time.monotonic() + self._max_seconds
         tools = Tools(
-            draw=self._run_trial,
+            draw=self._draw,
             run=runner,
             num_rows=runner.num_rows,
             is_over=lambda: deadline is not None and time.monotonic() > deadline,

@@ -162,11 +162,15 @@ class ModelDensity:
 
     def in_support(self, values: Position) -> dict[str, jax.Array]:
         """Returns whether the value of each latent site lies in its support, given the others."""
+        trace = self.run_at(values)
+        return {name: jnp.all(trace[name]["fn"].support(values[name])) for name in values}
+
+    def run_at(self, values: Position) -> Trace:
+        """Returns the trace of the model at constrained values of its latent sites."""
         model = handlers.substitute(self.model, data=values)
         if self.structure.discrete:
             model = handlers.seed(model, jax.random.key(0))
-        trace = self._trace(model)
-        return {name: jnp.all(trace[name]["fn"].support(values[name])) for name in values}
+        return self._trace(model)
 
     def constrain(self, position: Position) -> Position:
         """

@@ -69,6 +69,8 @@ class ModelStructure(NamedTuple):
     :param shapes: those of the constrained values of the continuous latent sites.
     :param has_data: whether there is a site that is observed, or a factor.
     :param deterministic: names of the ``deterministic`` sites.
+    :param free_factors: names of the factors beside observed sites that no argument of the model
+        enters; empty where no one has looked for them.
     """
 
     prototype: dict[str, Any]
@@ -78,6 +80,7 @@ class ModelStructure(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     has_data: bool
     deterministic: frozenset[str]
+    free_factors: tuple[str, ...] = ()
 
 
 def inspect_model(problem: Problem) -> ModelStructure:

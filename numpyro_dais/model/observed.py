@@ -8,7 +8,6 @@ from typing import Any
 from jax import random
 import numpy as np
 
-from numpyro import distributions as dist
 from numpyro.distributions.distribution import (
     ExpandedDistribution,
     Independent,
@@ -16,9 +15,9 @@ from numpyro.distributions.distribution import (
 )
 
 from numpyro_dais._util.numpyro_internals import mask_of
+from numpyro_dais.model.factors import is_factor
 from numpyro_dais.model.inspection import trace_model
 from numpyro_dais.model.problem import Problem
-from numpyro_dais.model.wrappers import base_of
 
 __all__ = ["check_same_data", "observed_values"]
 
@@ -69,7 +68,7 @@ def observed_values(problem: Problem) -> dict[str, np.ndarray] | None:
         {
             name: _flat_data(site)
             for name, site in trace_model(problem, random.key(seed)).items()
-            if site["type"] == "sample" and site["is_observed"] and not _is_factor(site)
+            if site["type"] == "sample" and site["is_observed"] and not is_factor(site)
         }
         for seed in (0, 1)
     )
@@ -77,10 +76,6 @@ def observed_values(problem: Problem) -> dict[str, np.ndarray] | None:
         np.array_equal(value, others[name], equal_nan=True) for name, value in values.items()
     )
     return values if values and is_fixed else None
-
-
-def _is_factor(site: dict[str, Any]) -> bool:
-    return isinstance(base_of(site["fn"]), dist.Unit)
 
 
 def _flat_data(site: dict[str, Any]) -> np.ndarray:

@@ -165,6 +165,17 @@ class Problem:
         others = {name: getattr(static, name) for name in _OTHERS}
         return cls(static.model, **others, **arrays)
 
+    @property
+    def parts_of_leaves(self) -> list[str]:
+        """The name of the part, such as ``args``, that each leaf of this pytree belongs to."""
+        # JAX flattens a dict in the order of its sorted keys.
+        leaves = [
+            (name, leaf)
+            for name in sorted(_ARRAYS)
+            for leaf in jax.tree.leaves(getattr(self, name))
+        ]
+        return [name for name, leaf in leaves if _is_traced(leaf)]
+
     def replace(self, **changes: Any) -> "Problem":
         """Returns the problem with other values of some of its parts."""
         parts = {name: getattr(self, name) for name in (*_OTHERS, *_ARRAYS)}

@@ -32,6 +32,7 @@ import numpy as np
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais.model.factors import factors_beside_data, free_factors
 from numpyro_dais.model.guide import pieces_of, seeded_trace, set_up
 from numpyro_dais.model.inspection import (
     NUMPY_ERRORS,
@@ -330,6 +331,7 @@ def _look(problem: Problem) -> tuple[ModelStructure | None, Any]:
     """
     leaves, treedef = jax.tree.flatten(problem)
     structure: Any = None
+    factors: tuple[str, ...] = ()
     # Autoguides do what their parameters say, and keep what they see, so they must not see tracers.
     pieces = [] if problem.guide is None else pieces_of(problem.guide)
     for piece in pieces:
@@ -337,20 +339,26 @@ def _look(problem: Problem) -> tuple[ModelStructure | None, Any]:
             set_up(piece, problem)
 
     def look(leaves: list) -> Any:
-        nonlocal structure
+        nonlocal structure, factors
         seen = jax.tree.unflatten(treedef, leaves)
         if seen.potential_fn is not None:
             target = make_target(seen)
             position = target.sample_fn(random.key(0))
             return {}, target.log_densities_fn(position)
         structure, trace = inspect_run(seen)
+        factors = factors_beside_data(trace)
         written = [piece for piece in pieces if not isinstance(piece, AutoGuide)]
         traces = [trace, *(seeded_trace(piece, seen) for piece in written)]
         return structure.prototype, [_sites(trace) for trace in traces]
 
-    closed, (shapes, _) = jax.make_jaxpr(look, return_shape=True)(leaves)
+    closed, outputs = jax.make_jaxpr(look, return_shape=True)(leaves)
     if structure is not None:
-        structure = without_tracers(structure, shapes)
+        structure = without_tracers(structure, outputs[0])
+        _, (sites, *_) = jax.tree.unflatten(jax.tree.structure(outputs), closed.jaxpr.outvars)
+        latents = [sites[name][0] for name in (*structure.prototype, *structure.discrete)]
+        numbers = {name: sites[name] for name in factors}
+        free = free_factors(closed.jaxpr, problem.parts_of_leaves, latents, numbers)
+        structure = structure._replace(free_factors=free)
     if not is_concrete(closed.consts):
         return structure, None
     digests = [_digest(const) for const in closed.consts]

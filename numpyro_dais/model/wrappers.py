@@ -21,7 +21,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_dais._util.numpyro_internals import mask_of
 
-__all__ = ["base_of", "bounded", "is_masked", "unmasked"]
+__all__ = ["base_of", "bounded", "is_masked", "unmasked", "with_base"]
 
 
 def base_of(fn: dist.Distribution) -> dist.Distribution:
@@ -33,7 +33,7 @@ def base_of(fn: dist.Distribution) -> dist.Distribution:
 
 def unmasked(fn: dist.Distribution) -> dist.Distribution:
     """Returns a distribution without the mask that a handler has put on it."""
-    return _with_base(fn, lambda base: base, has_masks=False)
+    return with_base(fn, lambda base: base, has_masks=False)
 
 
 def bounded(fn: dist.Distribution) -> dist.Distribution:
@@ -49,22 +49,28 @@ def bounded(fn: dist.Distribution) -> dist.Distribution:
     is_fixed = not isinstance(getattr_static(type(base), "support", None), property)
     if is_fixed or base.support is None or base.support.is_discrete:
         return fn
-    return _with_base(fn, _Bounded)
+    return with_base(fn, _Bounded)
 
 
-def _with_base(
+def with_base(
     fn: dist.Distribution,
     change_fn: Callable[[dist.Distribution], dist.Distribution],
     has_masks: bool = True,
 ) -> dist.Distribution:
-    """The same masks, expansions and dimensions around a changed base."""
+    """
+    Returns the same masks, expansions and dimensions around a changed base.
+
+    :param fn: a distribution.
+    :param change_fn: the base that takes the place of another.
+    :param has_masks: whether masks are kept.
+    """
     if isinstance(fn, MaskedDistribution):
-        base = _with_base(fn.base_dist, change_fn, has_masks)
+        base = with_base(fn.base_dist, change_fn, has_masks)
         return base.mask(mask_of(fn)) if has_masks else base
     if isinstance(fn, ExpandedDistribution):
-        return _with_base(fn.base_dist, change_fn, has_masks).expand(fn.batch_shape)
+        return with_base(fn.base_dist, change_fn, has_masks).expand(fn.batch_shape)
     if isinstance(fn, Independent):
-        base = _with_base(fn.base_dist, change_fn, has_masks)
+        base = with_base(fn.base_dist, change_fn, has_masks)
         return base.to_event(fn.reinterpreted_batch_ndims)
     return change_fn(fn)
 

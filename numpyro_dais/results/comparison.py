@@ -13,6 +13,8 @@ from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais.results.evidence import Evidence
 from numpyro_dais.results.libraries import import_optional
 from numpyro_dais.results.report import share, with_error
+from numpyro_dais.results.sensitivity import PriorSensitivity
+from numpyro_dais.results.tables import aligned
 
 __all__ = ["Comparison", "check_evidences"]
 
@@ -34,6 +36,8 @@ class Comparison:
         log evidences. An infinite error says nothing: it gives [0, 1].
     :param warnings: by name, the reasons not to trust an evidence; of models that have some.
     :param is_error_known: whether each standard error is to be trusted.
+    :param sensitivity: the log Bayes factors under narrower and wider priors; None if they were not
+        asked for.
     """
 
     names: tuple[str, ...]
@@ -46,6 +50,7 @@ class Comparison:
     probability_interval: np.ndarray
     warnings: dict[str, tuple[str, ...]]
     is_error_known: np.ndarray
+    sensitivity: PriorSensitivity | None = None
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the numbers of each model by name, as Python floats, the best model first."""
@@ -92,18 +97,29 @@ class Comparison:
 
         return plot_comparison(self, ax)
 
-    def __repr__(self) -> str:
-        rows = list(self._rows())
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0])]
-                + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+    def plot_sensitivity(self, ax: Any = None) -> Any:
+        """
+        Returns Matplotlib axes with the log Bayes factors under narrower and wider priors.
+
+        See :func:`numpyro_dais.results.plots.plot_sensitivity`.
+
+        :param ax: the axes to draw on; new ones if left out.
+        """
+        from numpyro_dais.results.plots import plot_sensitivity
+
+        if self.sensitivity is None:
+            raise ValueError(
+                "plot_sensitivity draws what compare(..., prior_sensitivity=...) has found; this comparison was made "
+                "without it. Name the sites whose priors are to be widened: prior_sensitivity=['mu']."
             )
-            for row in rows
-        ]
+        return plot_sensitivity(self.sensitivity, ax)
+
+    def __repr__(self) -> str:
+        lines = aligned(list(self._rows()))
         for name, faults in self.warnings.items():
             lines += [f"  * Warning, {name}: {fault}" for fault in faults]
+        if self.sensitivity is not None:
+            lines += ["", repr(self.sensitivity)]
         return "\n".join(lines)
 
     def _rows(self) -> Iterator[list[str]]:

@@ -54,7 +54,15 @@ _EQUAL_WITHIN = 8
         "num_gradients",
         "is_zero",
     ],
-    meta_fields=["method", "num_chains", "notes", "island_size", "history", "target_error"],
+    meta_fields=[
+        "method",
+        "num_chains",
+        "notes",
+        "remarks",
+        "island_size",
+        "history",
+        "target_error",
+    ],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
@@ -79,7 +87,9 @@ class Evidence:
     :param reverse_log_weights: those of reverse chains from posterior draws; None if none were run.
     :param num_chains: the number of Markov chains that the posterior draws are of; None if these
         are taken to be independent.
-    :param notes: remarks on the posterior draws, or on the memory mode.
+    :param notes: faults that the run itself has met, such as posterior draws that are not to be
+        trusted; they are among the warnings.
+    :param remarks: what a reader should know and what is no fault; printed, and no warning.
     :param island_size: the number of particles that each weight stands for. More than one if they
         were resampled on their way: a weight then is the estimate of an island of particles, and
         its position that of one of them, drawn by weight. Weights of islands are as independent and
@@ -106,6 +116,7 @@ class Evidence:
     is_zero: jax.Array | None = None
     history: tuple[Round, ...] = ()
     target_error: float | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

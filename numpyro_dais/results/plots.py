@@ -13,13 +13,16 @@ from numpyro_dais.results.evidence import Evidence
 from numpyro_dais.results.gap import gap_contributions
 from numpyro_dais.results.libraries import import_optional
 from numpyro_dais.results.report import estimate, share, weight_unit
+from numpyro_dais.results.sensitivity import PriorSensitivity
 from numpyro_dais.sampler.settings import Settings
 
-__all__ = ["plot_comparison", "plot_evidence", "plot_sandwich"]
+__all__ = ["plot_comparison", "plot_evidence", "plot_sandwich", "plot_sensitivity"]
 
 # Two colours that the colour-blind can tell apart (Okabe and Ito 2008), and one for text. Sizes and
 # positions on the page, wherever they are in this file, were set by eye.
 _BLUE, _ORANGE, _DARK = "#0072b2", "#d55e00", "#222222"
+# For lines of several models, more of theirs; with yet more models they come again.
+_COLORS = (_BLUE, _ORANGE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 # Bars that show steps: more show more, and are noisier. A round number.
 _NUM_BARS = 20
@@ -73,6 +76,38 @@ def plot_comparison(comparison: Comparison, ax: Any = None) -> Any:
     ax.set_xlabel("log evidence (nats), ± 2 s.e.")
     if comparison.warnings:
         _beside(ax, 1.02, len(comparison.names) - 0.35, "* with warnings", ha="left", va="top")
+    return ax
+
+
+def plot_sensitivity(sensitivity: PriorSensitivity, ax: Any = None) -> Any:
+    """
+    Returns Matplotlib axes with a line for each model but the best: its log Bayes factor against
+    that one ± 2 standard errors, by the factor on the scale of the priors.
+
+    A Bayes factor that the particles cannot tell has no dot.
+
+    :param sensitivity: the ``sensitivity`` of a comparison.
+    :param ax: the axes to draw on; new ones if left out.
+    """
+    ax = _axes(ax, num_rows=5)
+    others = sensitivity.names[1:]
+    values, errors = sensitivity.log_bayes_factor, sensitivity.log_bayes_factor_error
+    for column, name in enumerate(others, start=1):
+        is_known = sensitivity.is_factor_known[:, column]
+        ax.errorbar(
+            sensitivity.scales,
+            np.where(is_known, values[:, column], np.nan),
+            yerr=np.where(is_known, 2 * errors[:, column], np.nan),
+            fmt="o-",
+            color=_COLORS[(column - 1) % len(_COLORS)],
+            capsize=3,
+            label=name,
+        )
+    ax.axhline(0.0, color=_DARK, linewidth=0.8)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sensitivity.scales, sensitivity.labels)
+    ax.legend(fontsize="small", frameon=False)
+    _style_panel(ax, sensitivity.title, "factor on the scale", "nats, ± 2 s.e.")
     return ax
 
 

@@ -54,7 +54,8 @@ _SMALLEST_ERROR = 10.0**-_MAX_DECIMALS
 
 def describe(evidence: Evidence) -> str:
     """
-    Returns the text that is printed: the estimate, its error and bounds, cost, and warnings.
+    Returns the text that is printed: the estimate, its error and bounds, cost, remarks and
+    warnings.
 
     :param evidence: a result with concrete values.
     """
@@ -68,6 +69,7 @@ def describe(evidence: Evidence) -> str:
             f"  {_cost(evidence)}; ESS {float(evidence.ess):.1f}, k-hat {_number(evidence.khat)}",
             *_describe_goal(evidence),
         ]
+    lines += [f"  Note: {remark}" for remark in evidence.remarks]
     return "\n".join(lines + [f"  Warning: {fault}" for fault in evidence.warnings])
 
 

@@ -163,17 +163,21 @@ def island_log_weights(island: Island, last: LogDensities) -> jax.Array:
     return jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
 
 
-def resample(rng_key: jax.Array, island: Island, last: LogDensities) -> Island:
+def resample(
+    rng_key: jax.Array, island: Island, last: LogDensities, kept: jax.Array | float = 0.0
+) -> Island:
     """
     Returns the particles of an island drawn anew by weight.
 
     :param rng_key: a JAX random key.
     :param island: the island.
     :param last: the two terms of the log density where its particles are.
+    :param kept: a part of each log weight that particles keep: they are drawn by the rest.
     """
-    log_weights = island_log_weights(island, last)
+    log_weights = island_log_weights(island, last) - kept
     uniform = random.uniform(rng_key, dtype=log_weights.dtype)
     ancestors = systematic(uniform, weight_shares(lax.stop_gradient(log_weights)))
-    state, origin = jax.tree.map(lambda x: x[ancestors], (island.state, last))
-    state = state._replace(log_weight=jnp.zeros_like(state.log_weight))
+    kept = jnp.broadcast_to(kept, log_weights.shape).astype(log_weights.dtype)
+    state, origin, kept = jax.tree.map(lambda x: x[ancestors], (island.state, last, kept))
+    state = state._replace(log_weight=kept)
     return Island(state, origin, island.log_evidence + log_mean(log_weights))

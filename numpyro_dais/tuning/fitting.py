@@ -18,12 +18,21 @@ import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.keys import host_generator, named_key
-from numpyro_dais._util.weights import pareto_khat, relative_variance
+from numpyro_dais._util.weights import (
+    log_mean,
+    log_mean_error,
+    pareto_khat,
+    relative_variance,
+)
 from numpyro_dais.model.modes import find_modes
 from numpyro_dais.model.searches import NUM_LANES
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import BASE_SHARE, TAIL_SHARE, Component, Mixture
+from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.settings import Settings, no_steps
+from numpyro_dais.tuning.adaptation import adapted, gaussians_of, mixture_of
+from numpyro_dais.tuning.census import Census, Count
+from numpyro_dais.tuning.extension import extended
 from numpyro_dais.tuning.goal import Goal
 from numpyro_dais.tuning.laplace import (
     MAX_COUPLED_DIMS,
@@ -31,7 +40,9 @@ from numpyro_dais.tuning.laplace import (
     gaussian_component,
     laplace_mixture,
     log_joints,
+    with_prior,
 )
+from numpyro_dais.tuning.look import Look, second_look
 from numpyro_dais.tuning.spread import NUM_START_DRAWS, start_draws, start_spread
 from numpyro_dais.tuning.variational import (
     NO_TILT,
@@ -45,15 +56,18 @@ __all__ = [
     "BLOCK",
     "LARGEST_KHAT",
     "SAFETY",
+    "DrawFn",
     "Fit",
+    "Found",
     "Quality",
     "RunFn",
     "find_start",
     "judge_start",
 ]
 
-# Runs particles: key, target, settings and their number to log weights.
+# Runs particles: key, target, settings and their number to log weights, or to all of their run.
 RunFn = Callable[[jax.Array, TracedTarget, Settings, int], np.ndarray]
+DrawFn = Callable[[jax.Array, TracedTarget, Settings, int], Run]
 
 # The thresholds, shares and rates below were set by trials on the targets of benchmarks/peers.py;
 # none is derived, and other targets may want others.
@@ -65,13 +79,21 @@ SAFETY = 1.25
 # The k-hat of a start beyond which steps are not trusted to mend it: weights without a mean.
 LARGEST_KHAT = 1.0
 # Of the budget, for all fits together, and for the searches for modes: the rest is for particles.
+# The second share of searches is for those that go on while modes turn up that were met once only.
 _FIT_SHARE = 0.5
-_SEARCH_SHARE = 0.03
+_SEARCH_SHARE, _LONG_SEARCH_SHARE = 0.03, 0.1
 # Searches at most: three modes of unequal basins were missed with 16. In many dimensions they are
 # few, since each takes up to hundreds of gradients and modes are not found by chance.
 _NUM_STARTS, _NUM_HIGH_STARTS = 192, 4
-# Of the budget, for the curvatures of all modes together.
-_HESSIAN_SHARE = 0.2
+# Searches that are added at a time while modes are met once only, and how often: a budget without
+# end is not for them. Round numbers.
+_MORE_STARTS, _MAX_BATCHES = 64, 64
+# Of the budget, for all modes together; and gradients that one takes beside its curvature, for a
+# polish and for lines to its neighbours, about.
+_HESSIAN_SHARE, _COST_OF_MODE = 0.2, 30
+# Numbers in the matrices of all modes at most, by which every draw is multiplied: 2,600 modes of 10
+# dimensions, 26 of 100. A round number.
+_MAX_MODE_WORDS = 2**18
 # Of one variational fit, which may be continued while that pays.
 _NUM_ITERATIONS = 500
 # Of one fit after the other, in units of the scale at its beginning; the last is for settling.
@@ -85,6 +107,14 @@ _HEAVY_KHAT = 0.3
 # The k-hat of a fit in many dimensions above which its axes are given up. A round number: beyond it
 # the error of a mean is not known.
 _HOPELESS_KHAT = 0.7
+# Nats of mass that a fit around one mode may lack, and not be wrong: below any error bar of a
+# mixture that is no good. A round number.
+_MISSED = 0.05
+# Steps of a mixture towards the posterior, and the share of its score that another step must leave
+# for one more to be worth its draws. Round numbers.
+_MAX_ADAPTATIONS, _ADAPTED = 4, 0.8
+# Of the budget, for a second look, and for another one that checks what was made of what it found.
+_LOOK_SHARES = 0.1, 0.05
 # Of the draws, for what a variational fit began at, or for the neck of a funnel.
 _SUPPORT_SHARE = 0.15
 # Draws of the last test, which sees more of the tail.
@@ -123,43 +153,60 @@ class Fit(NamedTuple):
     :param mixture: what was fitted; None for the target's own start.
     :param quality: its quality.
     :param log_weights: of the draws that have shown it.
+    :param draws: where these are, ``[num_draws, num_dims]``.
     """
 
     mixture: Mixture | None
     quality: Quality
     log_weights: np.ndarray
+    draws: np.ndarray
 
 
-def find_start(
-    rng_key: jax.Array, target: TracedTarget, goal: Goal, run_fn: RunFn
-) -> tuple[Fit | None, float]:
+class Found(NamedTuple):
     """
-    Returns the best start that a part of the budget could find, if any, and what it has cost.
+    The result of a search for a start.
+
+    :param fit: the best start; None if not even a mode was found.
+    :param num_gradients: what the search has cost.
+    :param modes: a count of those that searches have met.
+    :param look: what a second look has seen; None if there was none.
+    """
+
+    fit: Fit | None
+    num_gradients: float
+    modes: Count
+    look: Look | None = None
+
+
+def find_start(rng_key: jax.Array, target: TracedTarget, goal: Goal, draw_fn: DrawFn) -> Found:
+    """
+    Returns the best start that a part of the budget could find, if any.
 
     :param rng_key: a JAX random key.
     :param target: the target, with the start that is to be replaced.
     :param goal: what the start is for.
-    :param run_fn: runs particles.
+    :param draw_fn: runs particles.
     """
-    attempt = _Attempt(rng_key, target, goal, run_fn, target.tracing.order)
-    return attempt.find(), attempt.spent
+    attempt = _Attempt(rng_key, target, goal, draw_fn, target.tracing.order)
+    fit = attempt.look_again(attempt.find())
+    return Found(fit, attempt.spent, attempt.count, attempt.look)
 
 
-def judge_start(rng_key: jax.Array, target: TracedTarget, run_fn: RunFn) -> tuple[Fit, float]:
+def judge_start(rng_key: jax.Array, target: TracedTarget, draw_fn: DrawFn) -> tuple[Fit, float]:
     """
-    Returns the target's own start and how good it is without steps, and what the test has cost.
+    Returns the start of a target and how good it is without steps, and what the test has cost.
 
     :param rng_key: a JAX random key.
-    :param target: the target, with its own start.
-    :param run_fn: runs particles.
+    :param target: the target, with its start.
+    :param draw_fn: runs particles.
     """
-    log_weights = run_fn(rng_key, target.with_mixture(None), no_steps(), BLOCK)
+    log_weights, draws = _weighted(draw_fn(rng_key, target, no_steps(), BLOCK))
     finite = log_weights[np.isfinite(log_weights)]
     quality = Quality(math.inf, math.inf)
     # Weights of zero, where a hard constraint has a zero, are a part of the variance.
     if len(finite) >= _FEWEST_IN_TEST:
         quality = Quality(relative_variance(log_weights), _tail(finite))
-    return Fit(None, quality, log_weights), BLOCK / 2
+    return Fit(target.mixture, quality, log_weights, draws), BLOCK / 2
 
 
 class _Attempt:
@@ -170,25 +217,31 @@ class _Attempt:
         rng_key: jax.Array,
         target: TracedTarget,
         goal: Goal,
-        run_fn: RunFn,
+        draw_fn: DrawFn,
         order: np.ndarray,
     ) -> None:
         self.rng_key = rng_key
         self.target = target
         self.goal = goal
-        self.run_fn = run_fn
+        self.draw_fn = draw_fn
         self.order = order
         self.spent = 0.0
+        self.count = Count()
+        self.look: Look | None = None
         self.num_fits = self.num_tests = 0
         self.num_dims = len(order)
         is_high = self.num_dims > MAX_COUPLED_DIMS
         self._take_iterations(_NUM_HIGH_ITERATIONS if is_high else _NUM_ITERATIONS)
-        draws = np.asarray(start_draws(named_key(rng_key, "draws"), target), np.float64)
-        self.draws = draws[np.all(np.isfinite(draws), axis=1)]
+        self.draws = self._finite_draws("draws")
         # Of the start, where enough of it is finite.
         self.center, self.spread = np.zeros(self.num_dims), np.ones(self.num_dims)
         if len(self.draws) >= NUM_START_DRAWS // 2:
             self.center, self.spread = np.median(self.draws, axis=0), start_spread(self.draws)
+
+    def _finite_draws(self, name: str) -> np.ndarray:
+        """Draws of the start, those that are finite."""
+        draws = np.asarray(start_draws(named_key(self.rng_key, name), self.target), np.float64)
+        return draws[np.all(np.isfinite(draws), axis=1)]
 
     def _take_iterations(self, num_iterations: int) -> None:
         self.num_iterations = num_iterations
@@ -199,29 +252,97 @@ class _Attempt:
         mixture = self._laplace()
         if mixture is None:
             return None
-        mixture = mixture._replace(components=_with_prior(mixture.components))
-        if mixture.num_modes > 1:  # a fit around one of them would look good, and miss the others
-            fit = self._test(mixture)
-            if fit.quality.khat < LARGEST_KHAT:  # else they are no modes, but places on a ridge
-                return fit
-        return self._fit_one_mode(jax.tree.map(lambda x: x[0], mixture.components))
+        first = with_prior(jax.tree.map(lambda x: x[0], mixture.components))
+        if mixture.num_modes == 1:
+            return self._fit_one_mode(first)
+        # A fit around one of them would look good, and miss the others.
+        several = self._fit_many_modes(mixture)
+        is_affordable = self.spent + BLOCK < _FIT_SHARE * self.goal.budget
+        if several.quality.khat < _HOPELESS_KHAT or not is_affordable:
+            return several
+        # Else they may be no modes, but places on a ridge.
+        one = self._fit_one_mode(first)
+        if _has_more_mass(several, one) or several.quality.score < one.quality.score:
+            return several
+        return one
+
+    def _fit_many_modes(self, mixture: Mixture) -> Fit:
+        """Laplace's approximation around several modes, which follows its draws while that pays."""
+        fit = self._test(_with_priors(mixture))
+        if mixture.components.coupling is None:
+            return fit
+        gaussians = gaussians_of(mixture)
+        for _ in range(_MAX_ADAPTATIONS):
+            is_good = fit.quality.khat < _HEAVY_KHAT and self._needed(fit) < _LAST_TEST
+            if is_good or self.spent + _LAST_TEST > _FIT_SHARE * self.goal.budget:
+                break
+            gaussians = adapted(gaussians, fit.draws[:, self.order], fit.log_weights)
+            other = self._test(_with_priors(mixture_of(gaussians, mixture.order)), _LAST_TEST)
+            if not other.quality.score < _ADAPTED * fit.quality.score:
+                return min(fit, other, key=lambda fit: fit.quality.score)
+            fit = other
+        return fit
+
+    def look_again(self, fit: Fit | None) -> Fit | None:
+        """
+        Returns the fit with what a second look has found that it lacks, checked by another one.
+
+        :param fit: the fit, if there is one.
+        """
+        if fit is None or fit.quality.khat >= LARGEST_KHAT or self.num_dims > MAX_COUPLED_DIMS:
+            return fit
+        for number, share in enumerate(_LOOK_SHARES):
+            assert fit.mixture is not None
+            key = named_key(self.rng_key, f"look {number}")
+            started = self.target.with_mixture(fit.mixture)
+            most = share * self.goal.budget
+            look = second_look(key, self.target, started, fit.log_weights, most)
+            if look is None:
+                break
+            self.look = look
+            self.spent += look.num_gradients
+            if not look.is_found or share == _LOOK_SHARES[-1]:
+                break
+            cost = _SEARCH_SHARE * self.goal.budget
+            looks = Looks(self.target, self.spread, self.goal.budget, NUM_LANES)
+            mixture = extended(fit.mixture, look, looks, self.center, int(cost))
+            self.spent += looks.num_gradients
+            fit = self._test(mixture, _LAST_TEST)
+        return fit
 
     def _laplace(self) -> Mixture | None:
         """Laplace's approximation around each mode that is found."""
         starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, self.num_dims)
         looks = Looks(self.target, self.spread, self.goal.budget, min(NUM_LANES, len(starts)))
-        most = int(_SEARCH_SHARE * self.goal.budget)
-        modes = find_modes(looks.densities_fn, starts, self.center, self.spread, most)
-        if not len(modes.positions) and len(starts := self._positive_draws()):
-            modes = find_modes(looks.densities_fn, starts, self.center, self.spread, most)
-        mixture = None
-        if len(modes.positions):
-            max_modes = _HESSIAN_SHARE * self.goal.budget / looks.cost_of_geometry
-            mixture = laplace_mixture(
-                modes, looks.density_fn, looks.polish, self.order, max(int(max_modes), 1)
-            )
+        most = _HESSIAN_SHARE * self.goal.budget / (looks.cost_of_geometry + _COST_OF_MODE)
+        most = min(most, _MAX_MODE_WORDS / self.num_dims**2)
+        census = Census(looks.density_fn, looks.polish, max(int(most), 1))
+
+        def search(starts: np.ndarray, max_gradients: float) -> None:
+            where = self.center, self.spread
+            census.meet(find_modes(looks.densities_fn, starts, *where, int(max_gradients)))
+
+        first, all_searches = (
+            share * self.goal.budget for share in (_SEARCH_SHARE, _LONG_SEARCH_SHARE)
+        )
+        search(starts, first)
+        if not census.peaks and len(starts := self._positive_draws()):
+            search(starts, first)
+        if self.num_dims <= MAX_COUPLED_DIMS:
+            for batch in range(_MAX_BATCHES):
+                left = all_searches - looks.num_gradients
+                if not census.count.num_once or left < _MORE_STARTS:
+                    break
+                search(self._more_starts(batch), left)
         self.spent += looks.num_gradients
-        return mixture
+        self.count = census.count
+        return laplace_mixture(census.peaks, self.order) if census.peaks else None
+
+    def _more_starts(self, batch: int) -> np.ndarray:
+        """Beginnings of more searches."""
+        draws = self._finite_draws(f"more starts {batch}")
+        key = named_key(self.rng_key, f"more searches {batch}")
+        return _search_starts(key, draws, self.num_dims)[:_MORE_STARTS]
 
     def _positive_draws(self) -> np.ndarray:
         """Draws of the start at which the density is above zero, if some are found."""
@@ -306,13 +427,16 @@ class _Attempt:
         self.num_tests += 1
         test_key = named_key(self.rng_key, f"test {self.num_tests}")
         started = self.target.with_mixture(mixture)
-        log_weights = self.run_fn(test_key, started, no_steps(), num_draws)
-        return Fit(mixture, _quality(log_weights), log_weights)
+        log_weights, draws = _weighted(self.draw_fn(test_key, started, no_steps(), num_draws))
+        return Fit(mixture, _quality(log_weights), log_weights, draws)
 
     def _is_worth(self, fit: Fit) -> bool:
         """True if going on may save more than it costs, and can be paid for."""
-        needed = 0.5 * SAFETY * fit.quality.score / self.goal.target_error**2
-        return needed > 1.5 * self.fit_cost and self._is_affordable()
+        return self._needed(fit) > 1.5 * self.fit_cost and self._is_affordable()
+
+    def _needed(self, fit: Fit) -> float:
+        """Gradients that draws of a fit would cost, as many as the goal asks for."""
+        return 0.5 * SAFETY * fit.quality.score / self.goal.target_error**2
 
     def _is_affordable(self) -> bool:
         return self.spent + self.fit_cost < _FIT_SHARE * self.goal.budget
@@ -345,7 +469,7 @@ class _Attempt:
         coupling = None if like.coupling is None else as_floats(np.zeros(like.coupling.shape))
         log_widths = None if like.log_widths is None else as_floats(np.zeros(like.log_widths.shape))
         component = component._replace(coupling=coupling, basis=like.basis, log_widths=log_widths)
-        return _with_prior(component)
+        return with_prior(component)
 
 
 def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.ndarray:
@@ -361,21 +485,20 @@ def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.n
     return starts
 
 
-def _with_prior(component: Component) -> Component:
-    """
-    The same Gaussians, each as a product of two that are equally wide, and with a shape to be
-    fitted: all starts then share one program.
-    """
-    zeros = as_floats(np.stack([np.zeros(component.loc.shape)] * 2, axis=-2))
-    component = component._replace(shape=zeros)
-    if component.coupling is None:
-        return component
-    return component._replace(
-        log_scale=as_floats(np.asarray(component.log_scale) + 0.5 * np.log(2.0)),
-        prior_coupling=component.coupling,
-        slopes=as_floats(np.zeros(component.coupling.shape)),
-        gate=zeros,
-    )
+def _has_more_mass(one: Fit, other: Fit) -> bool:
+    """Returns whether draws of one fit have met mass that those of another have not."""
+    error = float(np.hypot(*(log_mean_error(fit.log_weights, np) for fit in (one, other))))
+    more = float(log_mean(one.log_weights, np) - log_mean(other.log_weights, np))
+    return more > max(_MISSED, 2 * error) if np.isfinite(error) else more > _MISSED
+
+
+def _with_priors(mixture: Mixture) -> Mixture:
+    return mixture._replace(components=with_prior(mixture.components))
+
+
+def _weighted(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Log weights and positions of particles."""
+    return np.asarray(run.log_weights, np.float64), np.asarray(run.positions, np.float64)
 
 
 def _quality(log_weights: np.ndarray) -> Quality:

@@ -3,20 +3,17 @@
 
 """Laplace's approximation around each mode of a posterior."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.programs import program
-from numpyro_dais.model.modes import DensityFn, Modes
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import Component, Mixture
 from numpyro_dais.sampler.path import Target, tempered_gradient
 from numpyro_dais.tuning.geometry import Geometry, dense_geometry, low_rank_geometry
-from numpyro_dais.tuning.polish import Peak, leads_to, polish_peak
+from numpyro_dais.tuning.polish import Peak, polish_peak
 
 __all__ = [
     "DENSE_SHARE",
@@ -32,6 +29,7 @@ __all__ = [
     "log_joints_and_gradients",
     "peak_component",
     "precision_products",
+    "with_prior",
 ]
 
 # Dimensions up to which a covariance is a coupling of coordinates, all of which can be fitted, and
@@ -50,17 +48,9 @@ _NUM_DIRECTIONS = 64
 # Axes of a low rank are made as many as this, or twice, or four times, ... by axes that are zero:
 # other data then have the same program. A round number.
 _FEWEST_AXES = 16
-# Modes that are kept: each costs a Hessian, and its density at every draw. A round number.
-_MAX_MODES = 8
 # Nats: a mode whose share is smaller than exp of minus this does not count, since its 5e-5 of the
 # evidence are below any error that is asked for. A round number.
 _NATS_BELOW = 10.0
-# Nats by which the density must fall between two modes: less may be rounding along a ridge, and two
-# Gaussians whose valley is shallower overlap. A round number.
-_VALLEY = 1.0
-# Points of the line between two ends at which the density is looked at, both included. More would
-# see narrower valleys, at a gradient each. A round number.
-_NUM_LINE_POINTS = 7
 
 
 def log_joint(target: Target, position: jax.Array) -> jax.Array:
@@ -207,32 +197,14 @@ class Looks:
         return np.asarray(values, jnp.result_type(float))
 
 
-def laplace_mixture(
-    modes: Modes,
-    density_fn: DensityFn,
-    polish_fn: Callable[[np.ndarray], Peak],
-    order: np.ndarray,
-    max_modes: int = _MAX_MODES,
-) -> Mixture:
+def laplace_mixture(peaks: list[Peak], order: np.ndarray) -> Mixture:
     """
-    Returns Laplace's approximation around each distinct mode. Shares are the approximate evidences
+    Returns Laplace's approximation around each of some modes. Shares are the approximate evidences
     of the modes; those without a noticeable one are left out.
 
-    :param modes: ends of searches, the highest first.
-    :param density_fn: the log density and its gradient.
-    :param polish_fn: the mode near the end of a search.
+    :param peaks: the modes, at least one.
     :param order: the order of the coordinates.
-    :param max_modes: modes at most.
     """
-    peaks: list[Peak] = []
-    for position in modes.positions:
-        if len(peaks) >= min(max_modes, _MAX_MODES):
-            break
-        # Before a Hessian is spent on it, and after: a polish may have gone to a known mode.
-        if _is_new(density_fn, position, peaks):
-            peak = polish_fn(position)
-            if peak.position is position or _is_new(density_fn, peak.position, peaks):
-                peaks.append(peak)
     log_masses = np.nan_to_num([peak.log_mass for peak in peaks], nan=-1e30, neginf=-1e30)
     is_kept = log_masses > log_masses.max() - _NATS_BELOW
     kept = [peak for peak, keep in zip(peaks, is_kept, strict=True) if keep]
@@ -286,15 +258,20 @@ def gaussian_component(loc: np.ndarray, covariance: np.ndarray) -> Component:
     return Component(as_floats(loc), as_floats(np.log(scale)), as_floats(coupling))
 
 
-def _is_new(density_fn: DensityFn, position: np.ndarray, peaks: list[Peak]) -> bool:
-    """Returns whether the end of a search is neither a known mode nor on a ridge of one."""
-    return not any(leads_to(density_fn, position, peak) for peak in peaks) and all(
-        _is_apart(density_fn, position, peak.position) for peak in peaks
+def with_prior(component: Component) -> Component:
+    """
+    Returns the same Gaussians, each as a product of two that are equally wide, and with a shape to
+    be fitted: all starts then share one program.
+
+    :param component: Gaussians, one or several.
+    """
+    zeros = as_floats(np.stack([np.zeros(component.loc.shape)] * 2, axis=-2))
+    component = component._replace(shape=zeros)
+    if component.coupling is None:
+        return component
+    return component._replace(
+        log_scale=as_floats(np.asarray(component.log_scale) + 0.5 * np.log(2.0)),
+        prior_coupling=component.coupling,
+        slopes=as_floats(np.zeros(component.coupling.shape)),
+        gate=zeros,
     )
-
-
-def _is_apart(density_fn: DensityFn, one: np.ndarray, other: np.ndarray) -> bool:
-    """Returns whether a valley lies between two ends of searches, and not a ridge below both."""
-    shares = np.linspace(0, 1, _NUM_LINE_POINTS)
-    values = [density_fn(one + share * (other - one))[0] for share in shares]
-    return bool(min(values[1:-1]) < min(values[0], values[-1]) - _VALLEY)

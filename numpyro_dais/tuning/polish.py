@@ -104,13 +104,13 @@ def polish_peak(
     return Peak(place.position, place.log_density, geometry, is_found)
 
 
-def leads_to(density_fn: DensityFn, position: np.ndarray, peak: Peak) -> bool:
+def leads_to(position: np.ndarray, gradient: np.ndarray, peak: Peak) -> bool:
     """
     Returns whether a search has ended at a known mode, or short of it, where Newton's step with the
     geometry of the mode leads to it.
 
-    :param density_fn: the log density and its gradient.
     :param position: the end of the search.
+    :param gradient: of the log density there.
     :param peak: the mode.
     """
     near = _NEAR + _NEAR_PER_DIM * len(position)
@@ -119,7 +119,7 @@ def leads_to(density_fn: DensityFn, position: np.ndarray, peak: Peak) -> bool:
         return True
     if not peak.is_found:
         return False
-    offset = offset + peak.geometry.solve(density_fn(position)[1])
+    offset = offset + peak.geometry.solve(gradient)
     return float(np.sum(peak.geometry.whiten(offset) ** 2)) < near
 
 

@@ -68,6 +68,8 @@ class MeasuredPath(NamedTuple):
     :param has_zeros: whether the density was zero at draws of the start.
     :param basis: axes along which scales of ``[num_levels, num_dims]`` are; None for those of the
         positions.
+    :param positions: where the particles are at the end, ``[num_particles, num_dims]``; None if the
+        path is not that of a population, or if that has seen nothing.
     """
 
     betas: np.ndarray
@@ -78,6 +80,7 @@ class MeasuredPath(NamedTuple):
     is_seen: bool = True
     has_zeros: bool = False
     basis: np.ndarray | None = None
+    positions: jax.Array | None = None
 
     @property
     def log_widths(self) -> np.ndarray:
@@ -200,6 +203,7 @@ def measure_path(
         int(np.ceil(num_gradients)),
         is_seen,
         has_zeros,
+        positions=population.positions if is_seen and betas[-1] == 1.0 else None,
     )
 
 

@@ -13,8 +13,9 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, autoguide
 
-from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling, schedule
+from numpyro_dais import AIS, DAIS, DAVI, HAIS, ImportanceSampling, compare, schedule
 from tests.cases import beta_binomial, normal_means
+from tests.helpers import make_evidence
 
 DATA = np.arange(20.0)
 SHORT = {"num_steps": 3, "step_size": 0.1, "num_particles": 4}
@@ -52,6 +53,7 @@ NAMES = "schedule must be one of 'linear', 'sigmoid', 'power', a function.*; got
 ASARRAY = r"Plate 'data' is subsampled.*y = jnp.asarray\(y\)"
 WHOLE = "Plate 'data' takes 5 of 20 elements; the evidence needs all.*minibatch=True"
 FORWARD = "memory='reversible' has a backward pass only.*jax.grad.*memory='checkpoint'"
+TWO = {name: make_evidence(np.zeros(50)) for name in "ab"}
 DRAWS = {"q": np.full(4, 0.5)}
 Y = jnp.array([1.0, 2.0, 0.5])
 
@@ -238,6 +240,31 @@ FAULTS = {
         ASARRAY,
     ),
     "13: NumPy data and DAVI": (lambda: fit(of_numpy), ValueError, ASARRAY),
+    "17: prior_sensitivity=2.0": (
+        lambda: compare(TWO, prior_sensitivity=2.0),
+        ValueError,
+        r"prior_sensitivity must be names of latent sites, such as.*or a function.*; got 2\.0",
+    ),
+    "17: prior_sensitivity of another site": (
+        lambda: compare(TWO, prior_sensitivity="q"),
+        ValueError,
+        r"prior_sensitivity must name continuous latent sites.*none has \['q'\]. They have .*\['p'\]",
+    ),
+    "17: prior_sensitivity of a Beta": (
+        lambda: compare(TWO, prior_sensitivity=["p"]),
+        ValueError,
+        "needs priors with a scale.*; site 'p' has a Beta. Leave the site out, or give a function",
+    ),
+    "17: prior_sensitivity with an unknown model": (
+        lambda: compare(TWO, prior_sensitivity=lambda factor: {"c": TWO["a"]}),
+        ValueError,
+        r"prior_sensitivity\(0.25\) must return evidences of the models \['a', 'b'\]; it has \['c'\]",
+    ),
+    "17: a picture that was not asked for": (
+        lambda: compare(TWO).plot_sensitivity(),
+        ValueError,
+        r"plot_sensitivity draws what compare\(..., prior_sensitivity=...\) has found.*Name the",
+    ),
     "13: a latent site in NumPy": (
         lambda: DAIS(through_numpy, **SHORT).log_evidence(),
         ValueError,

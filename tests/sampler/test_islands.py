@@ -14,8 +14,16 @@ from numpyro_dais import AIS, DAIS, HAIS, ImportanceSampling
 from numpyro_dais._util.weights import systematic, weight_shares
 from numpyro_dais.estimators.runner import island_size
 from numpyro_dais.model.target import make_target
-from numpyro_dais.sampler.islands import resampling_steps, run_islands
+from numpyro_dais.sampler.islands import (
+    Island,
+    island_log_weights,
+    resample,
+    resampling_steps,
+    run_islands,
+)
+from numpyro_dais.sampler.kernel import ChainState
 from numpyro_dais.sampler.particles import run_particles
+from numpyro_dais.sampler.path import LogDensities
 from tests.cases import beta_binomial, gamma_poisson, gamma_poisson_log_evidence, normal_means
 
 # Few and rough steps: without resampling the weights are uneven.
@@ -45,6 +53,31 @@ def test_islands_are_unbiased(evidence):
     assert evidence.log_weights.shape == (NUM_ISLANDS,)
     assert abs(ratios.mean() - 1) < 5 * ratios.std() / np.sqrt(NUM_ISLANDS)
     assert 0.01 < ratios.std() < 0.5
+
+
+def test_a_part_of_the_weights_may_stay_with_the_particles(x64):
+    """
+    Whatever part that is, resampling keeps the weighted mean of any function of the particles, in
+    expectation over its random number: here over 4,000 keys.
+    """
+    rng = np.random.default_rng(0)
+    log_weights, kept, value = (jnp.asarray(rng.normal(size=8)) for _ in range(3))
+    zeros = jnp.zeros(8)
+    state = ChainState(value[:, None], zeros[:, None], log_weights, None)
+    nowhere = LogDensities(zeros, zeros)
+    island = Island(state, nowhere, jnp.asarray(0.7))
+
+    def means(key):
+        again = resample(key, island, nowhere, kept)
+        weights = jnp.exp(again.log_evidence + island_log_weights(again, nowhere))
+        return jnp.stack([jnp.mean(weights), jnp.mean(weights * again.state.position[:, 0])])
+
+    found = np.asarray(jax.vmap(means)(random.split(random.key(0), 4000)))
+    weights = np.exp(0.7 + log_weights)
+    exact = np.stack([np.mean(weights), np.mean(weights * value)])
+    errors = found.std(axis=0) / np.sqrt(len(found))
+    assert np.all(abs(found.mean(axis=0) - exact) < 5 * errors)
+    assert np.all(errors < 0.01 * exact[0])  # as fine as a part of the weights that is forgotten
 
 
 def test_positions_of_islands_are_posterior_draws(evidence):

@@ -6,10 +6,15 @@ The comparison with peers runs, continues where it stopped, and draws its conclu
 timed.
 """
 
+import argparse
 import json
 from pathlib import Path
 import subprocess
 import sys
+
+import numpy as np
+import old_and_new
+import targets
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PEERS = BENCHMARKS / "peers.py"
@@ -57,3 +62,25 @@ def test_warm_call():
     assert result.returncode == 0, result.stderr
     assert "linear-Gaussian hierarchy, 9-d" in result.stdout
     assert "of 1" in result.stdout  # the other one needs its data
+
+
+def test_old_and_new_runs_are_compared_seed_by_seed(tmp_path, capsys):
+    """Errors of three times the size are worse, those of half the size are not."""
+    exact = targets.TARGETS["mixture"](None).log_evidence
+    errors = np.random.default_rng(0).standard_normal(20)
+
+    def write(name, scale):
+        rows = [
+            {"target": "mixture", "method": "dais", "seed": seed, "log_evidence": exact + scale * e}
+            | {"standard_error": scale, "num_gradients": 100, "num_densities": 0, "seconds": 1.0}
+            for seed, e in enumerate(errors)
+        ]
+        path = tmp_path / name
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        return path
+
+    old, worse, better = (write(*pair) for pair in [("old", 0.01), ("worse", 0.03), ("new", 0.005)])
+    for new, status, ratio in ((worse, 1, "3.00"), (better, 0, "0.50")):
+        args = argparse.Namespace(old=old, new=new, data=None)
+        assert old_and_new.main(args) == status
+        assert ratio in capsys.readouterr().out

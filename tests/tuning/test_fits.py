@@ -26,9 +26,10 @@ from numpyro_dais.sampler.mixture import (
 )
 from numpyro_dais.sampler.path import LogDensities, TargetFunctions
 from numpyro_dais.sampler.settings import load_settings, no_steps
+from numpyro_dais.tuning.census import Census, Count
 from numpyro_dais.tuning.geometry import dense_geometry
 from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture
-from numpyro_dais.tuning.polish import polish_peak
+from numpyro_dais.tuning.polish import Peak, polish_peak
 from numpyro_dais.tuning.variational import NO_TILT, Tilt, neck_of, variational_fit
 
 RNG = np.random.default_rng(5)
@@ -161,7 +162,11 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
         return polish_peak(density_fn, geometry_fn, lambda u, beta, v: v @ precision, u)
 
     polish_fn = partial(polish, density_fn=two_modes, precision=np.eye(2) / 0.04)
-    mixture = laplace_mixture(modes, two_modes, polish_fn, np.arange(2))
+    census = Census(two_modes, polish_fn, 10)
+    census.meet(modes)
+    assert census.count == Count(4, 2, 0, False)
+    assert census.count.words == "4 searches have met 2 modes"
+    mixture = laplace_mixture(census.peaks, np.arange(2))
     assert len(curvatures) == 2
     np.testing.assert_allclose(mixture.components.loc, [[-1.5, -1.5], [1.0, 1.0]], atol=1e-3)
     np.testing.assert_allclose(np.exp(mixture.log_shares), [0.574, 0.426], atol=1e-3)
@@ -171,8 +176,40 @@ def test_modes_are_found_once_and_ridges_are_not_modes():
 
     ends = Modes(np.array([[0.0, 5.0], [0.0, -5.0]]), np.zeros(2))
     polish_fn = partial(polish, density_fn=ridge, precision=np.eye(2))
-    mixture = laplace_mixture(ends, ridge, polish_fn, np.arange(2))
-    assert mixture.num_modes == 1
+    census = Census(ridge, polish_fn, 10)
+    census.meet(ends)
+    assert census.count == Count(2, 1, 0, False)
+
+
+def test_a_census_says_what_searches_have_not_seen():
+    """Of twelve equal modes, each as likely: Good and Turing's share is right on average."""
+    places = np.stack([np.cos(np.arange(12)), np.arange(12) * 3.0], axis=1)
+
+    def density_fn(u):
+        values = -0.5 * np.sum((u - places) ** 2, axis=1) / 0.04
+        shares = np.exp(values - np.logaddexp.reduce(values))
+        return float(np.logaddexp.reduce(values)), shares @ (places - u) / 0.04
+
+    def polish_fn(u):
+        geometry = dense_geometry(np.eye(2) / 0.04, np.ones(2))
+        return Peak(u, density_fn(u)[0], geometry, True)
+
+    rng = np.random.default_rng(0)
+    predicted, found = [], []
+    for _ in range(200):
+        census = Census(density_fn, polish_fn, 100)
+        chosen = rng.integers(12, size=30)
+        census.meet(Modes(places[chosen], np.zeros(30)))
+        assert census.count.num_modes == len(np.unique(chosen))
+        predicted.append(census.count.unseen_share)
+        found.append(1 - census.count.num_modes / 12)
+    difference = np.subtract(predicted, found)
+    assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(200)
+    assert np.mean(found) > 0.05
+    full = Census(density_fn, polish_fn, 3)
+    full.meet(Modes(places, np.zeros(12)))
+    assert full.count == Count(3, 3, 3, True)
+    assert "100.0% of further searches" in full.count.words
 
 
 def test_the_neck_of_a_funnel_is_where_others_are_narrow():

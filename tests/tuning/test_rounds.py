@@ -277,9 +277,9 @@ def test_a_path_is_longer_where_chains_have_felt_it():
 def test_islands_that_may_miss_the_same_mass_are_warned_of():
     spread = np.linspace(-3, 3, 16)
     goal = GOAL._replace(target_error=1e-3)
-    for factor, is_warned in ((1.5, False), (10.0, True)):
+    for factor, is_warned in ((1.5, False), (3.5, True)):
         trial = trial_of(factor * spread)
-        plan = resampled(plan_chains([trial], goal, 20_000, 64), goal, 20_000)
+        plan = resampled(plan_chains([trial], goal, 20_000, 64), [trial], goal, 20_000, 2)
         assert plan.is_resampled
         assert ("missed the same mass" in tuner._note(trial, plan)) == is_warned
         assert tuner._note(trial, plan._replace(is_resampled=False)) == ""
@@ -295,14 +295,23 @@ def test_plans():
         plan = plan_chains([trial], GOAL, 90_000, 2048)
         assert plan.num_steps >= 1024
         assert 32 * plan.num_steps <= plan.cost <= 90_000
-        islands = resampled(plan, GOAL, 90_000)
+        islands = resampled(plan, [trial], GOAL, 90_000, 2)
         assert islands.is_resampled
         assert islands.num_particles % 32 == 0
         assert islands.cost <= 90_000
+    # A sum over many dimensions: between two looks an island would be left with one particle.
+    assert not resampled(
+        plan_chains([bad], GOAL, 90_000, 2048), [bad], GOAL, 90_000, 9999
+    ).is_resampled
     given = GOAL._replace(num_steps=100, num_particles=50)
     plan = plan_chains([bad], given, 90_000, 2048)
     assert (plan.num_steps, plan.num_particles) == (100, 50)
-    assert not resampled(plan, given, 90_000).is_resampled
+    assert not resampled(plan, [bad], given, 90_000, 2).is_resampled
+    # Nor where weights are nearly equal, so that resampling would only add its own noise.
+    finer = GOAL._replace(target_error=1e-6)
+    for trial, is_better in ((good, False), (trial_of(1.5 * spread), True)):
+        plan = plan_chains([trial], finer, 90_000, 2048)
+        assert resampled(plan, [trial], finer, 90_000, 2).is_resampled == is_better
 
 
 def test_draws_without_steps_fit_into_memory():
@@ -349,12 +358,20 @@ def test_a_sandwich_has_chains_that_are_not_resampled():
     assert abs(float(evidence) - skewed_log_evidence()) < 5 * float(evidence.standard_error)
 
 
-def test_given_numbers_from_a_fit_do_no_harm():
-    """Steps from a fitted start: four hundred of them are not worse than none."""
-    errors = []
-    for seed in range(3):
-        estimator = DAIS(cases.grouped_beta_binomial, num_steps=400, num_particles=256)
-        evidence = estimator.log_evidence(random.key(seed), *cases.GROUPS)
-        exact = cases.grouped_beta_binomial_log_evidence(*cases.GROUPS)
-        errors.append(float(evidence) - exact)
+GIVEN = {"suite": ("von_mises", 4), **{f"all, {name}": (name, 20) for name in cases.CASES}}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_given_numbers_from_a_fit_do_no_harm(case, x64):
+    """
+    Four hundred steps from a fitted start, whose tails are too light for some of the models and
+    stray draws for others.
+    """
+    name, num_seeds = GIVEN[case]
+    model, args, exact_fn, *_, params = cases.CASES[name]
+    estimator = DAIS(model, num_steps=400, num_particles=256, params=params)
+    errors = [
+        float(estimator.log_evidence(random.key(seed), *args)) - exact_fn(*args)
+        for seed in range(num_seeds)
+    ]
     assert np.sqrt(np.mean(np.square(errors))) < 0.02
