@@ -73,7 +73,7 @@ def _temper(difference: np.ndarray, longest: float) -> float:
     """The step in temperature that leaves half of the effective particles."""
 
     def ess(step):
-        w = step * (difference - difference.max())
+        w = np.maximum(step * (difference - difference.max()), -1e4)  # below which nothing counts
         return np.exp(2 * logsumexp(w) - logsumexp(2 * w))
 
     low, high = 0.0, longest

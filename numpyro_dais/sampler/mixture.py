@@ -16,16 +16,17 @@ coordinates before it,
 
 where :math:`A, B, S` are strictly lower triangular. So it has the funnels of such models, from the
 tip, where the prior decides, to the mouth, where the data do. With :math:`B` alone, and no prior,
-it is a Gaussian with full covariance. In many dimensions a mode is a Gaussian by its principal axes
-instead, :math:`x = t + V (w^{-1} - 1) V^\top t` with orthonormal columns :math:`V`: products of
-matrices, which are fast for many particles at once, where triangular systems are not; with fewer
-columns than dimensions its covariance is diagonal plus low rank. This square root is the symmetric
-one, so that :math:`x_j` is as close to :math:`t_j` as can be, and a shape of :math:`x_j` is one of
-a coordinate of the model. Along principal axes, sums of many coordinates, skewness averages out: a
-fit to a Cox process in 256 dimensions is 0.4 nats short with shapes of coordinates, 3.2 with shapes
-of axes, and 3.3 without any. A last map (Jones and Pewsey 2009), :math:`z_j =
-\sinh(e^{\tau_j} \sinh^{-1} x_j - \epsilon_j)` from the standardised :math:`x_j` to standard normal
-:math:`z_j`, gives each coordinate skewness and tails of its own.
+it is a Gaussian with full covariance. A mode may also be *bent*: :math:`C_j t^2`, with squares of
+the coordinates before :math:`t_j`, is added to its mean, as in a banana. In many dimensions a mode
+is a Gaussian by its principal axes instead, :math:`x = t + V (w^{-1} - 1) V^\top t` with
+orthonormal columns :math:`V`: products of matrices, which are fast for many particles at once,
+where triangular systems are not; with fewer columns than dimensions its covariance is diagonal plus
+low rank. This square root is the symmetric one, so that :math:`x_j` is as close to :math:`t_j` as
+can be, and a shape of :math:`x_j` is one of a coordinate of the model. Along principal axes, sums
+of many coordinates, skewness averages out: a fit to a Cox process in 256 dimensions is 0.4 nats
+short with shapes of coordinates, 3.2 with shapes of axes, and 3.3 without any. A last map (Jones
+and Pewsey 2009), :math:`z_j = \sinh(e^{\tau_j} \sinh^{-1} x_j - \epsilon_j)` from the standardised
+:math:`x_j` to standard normal :math:`z_j`, gives each coordinate skewness and tails of its own.
 
 Tails: a share of the :math:`z` is multivariate Student-t; in another share one coordinate is three
 times as wide, any, but most often one on which the widths of others depend; and a share of all
@@ -84,6 +85,7 @@ class Component(NamedTuple):
     :param slopes: :math:`S`, likewise.
     :param gate: :math:`a` and :math:`\alpha`, ``[2, num_dims]``, likewise.
     :param shape: :math:`\epsilon` and :math:`\tau`, ``[2, num_dims]``; None for a Gaussian.
+    :param bend: :math:`C`, as the coupling; None for none. Needs slopes.
     :param basis: :math:`V`, ``[num_dims, rank]``, with columns that are orthonormal, or zero; None
         without principal axes. Not beside a coupling.
     :param log_widths: the logarithm of :math:`w`, ``[rank]``, likewise.
@@ -96,6 +98,7 @@ class Component(NamedTuple):
     slopes: jax.Array | None = None
     gate: jax.Array | None = None
     shape: jax.Array | None = None
+    bend: jax.Array | None = None
     basis: jax.Array | None = None
     log_widths: jax.Array | None = None
 
@@ -129,6 +132,8 @@ class Mixture(NamedTuple):
     def description(self) -> str:
         """The mixture in words."""
         slopes, shape = self.components.slopes, self.components.shape
+        if self.components.bend is not None:
+            return "a fitted bent Gaussian"
         if slopes is not None and np.any(slopes):
             return "a fitted conditional Gaussian"
         # One mode that was fitted has a share beside it for what it was fitted from.
@@ -212,7 +217,7 @@ def to_noise(component: Component, position: jax.Array) -> tuple[jax.Array, jax.
     :param position: ordered coordinates, ``[num_dims]``.
     """
     scaled = (position - component.loc) * jnp.exp(-component.log_scale)
-    noise, stretch = _standardise(component, scaled, _matrices(component) @ scaled)
+    noise, stretch = _standardise(component, scaled, _forms(component, scaled))
     log_det = jnp.sum(jnp.log(stretch)) - jnp.sum(component.log_scale)
     if component.slopes is not None and component.gate is not None:
         log_det = log_det - jnp.sum(component.gate[0])
@@ -246,15 +251,17 @@ def noise_gradient(component: Component, position: jax.Array, gradient: jax.Arra
         return jnp.sum(_standardise(component, scaled, forms)[0])
 
     # Each coordinate of the noise depends on its own entries only, so that a sum separates them.
-    by_scaled, by_forms = jax.grad(total, (0, 1))(scaled, matrices @ scaled)
+    by_scaled, by_forms = jax.grad(total, (0, 1))(scaled, _forms(component, scaled))
     gradient = gradient * jnp.exp(log_scale)
     if log_widths is not None:
         gradient = _stretched(axes, gradient, log_widths)
     if not len(matrices):
         return gradient / by_scaled
     jacobian = by_scaled * jnp.eye(scaled.size, dtype=scaled.dtype)
-    for by_form, matrix in zip(by_forms, matrices, strict=True):
+    for by_form, matrix in zip(by_forms, matrices, strict=False):
         jacobian += by_form[:, None] * matrix
+    if component.bend is not None:
+        jacobian += by_forms[-1][:, None] * jnp.tril(component.bend, -1) * (2 * scaled)
     return jax.scipy.linalg.solve_triangular(jacobian, gradient, trans=1, lower=True)
 
 
@@ -321,12 +328,17 @@ def _position(
         gates: Any = components.gate
 
         def body(scaled: jax.Array, xs: Any) -> tuple[jax.Array, None]:
-            index, z, rows, gate = xs
+            index, z, rows, bend, gate = xs
             mean, share = _conditional(*pick_fn(rows @ scaled), *gate)
+            if bend is not None:
+                mean = mean + pick_fn(bend @ scaled**2)
             return scaled.at[index].set(mean + jnp.sqrt(share) * z), None
 
         matrices, gate = jax.vmap(_matrices)(components), pick_fn(gates)
-        xs = jnp.arange(noise.size), noise * jnp.exp(gate[0]), jnp.moveaxis(matrices, 2, 0), gate.T
+        # Coordinates that are not there yet are zero, and so are their squares.
+        bend = None if components.bend is None else jnp.moveaxis(components.bend, 1, 0)
+        rows = jnp.moveaxis(matrices, 2, 0)
+        xs = jnp.arange(noise.size), noise * jnp.exp(gate[0]), rows, bend, gate.T
         scaled, _ = lax.scan(body, jnp.zeros_like(noise), xs)
     elif components.coupling is not None:
         units = jnp.eye(noise.size, dtype=noise.dtype) - jnp.tril(components.coupling, -1)
@@ -353,6 +365,17 @@ def _matrices(component: Component) -> jax.Array:
     return jnp.tril(jnp.stack(given), -1) if given else jnp.zeros((0, num_dims, num_dims))
 
 
+def _forms(component: Component, scaled: jax.Array) -> jax.Array:
+    """
+    Returns what a coordinate depends on, ``[num_forms, num_dims]``: products of matrices with
+    :math:`t` and, if the mode is bent, with its squares.
+    """
+    forms = _matrices(component) @ scaled
+    if component.bend is None:
+        return forms
+    return jnp.concatenate([forms, (jnp.tril(component.bend, -1) @ scaled**2)[None]])
+
+
 def _standardise(
     component: Component, scaled: jax.Array, forms: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -361,12 +384,14 @@ def _standardise(
 
     :param component: the mode.
     :param scaled: :math:`t`, ``[num_dims]``.
-    :param forms: its products with the matrices, ``[num_matrices, num_dims]``.
+    :param forms: what coordinates depend on; see :func:`_forms`.
     """
     noise, stretch = scaled, jnp.ones_like(scaled)
     if component.slopes is not None:
         gate: Any = component.gate
-        mean, share = _conditional(*forms, *gate)
+        mean, share = _conditional(*forms[:3], *gate)
+        if component.bend is not None:
+            mean = mean + forms[3]
         stretch = lax.rsqrt(share)
         noise = (scaled - mean) * jnp.exp(-gate[0]) * stretch
     elif component.coupling is not None:

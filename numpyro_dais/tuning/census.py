@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_dais._util.weights import weight_shares
 from numpyro_dais.model.modes import DensityFn, Modes
 from numpyro_dais.tuning.polish import Peak, leads_to
 
@@ -29,6 +30,11 @@ _NUM_LINE_POINTS, _NUM_NEIGHBOURS = 5, 3
 # Modes up to which one is kept whose polish has not come to a maximum: it may be one that rounding
 # hides, or a place on a ridge that bends. A round number.
 _MAX_DOUBTFUL = 8
+# How many times as often one mode must have been met as another to be called uneven, and how often
+# the other must be met to be enough. Round numbers: of eight modes, three were missed where the
+# five others had been met 10 to 95 times; two or twenty-four equal ones are met within a factor of
+# four or five of each other.
+_UNEVEN, _OFTEN = 5.0, 16
 # Nats below the highest from which on an end is no mode that could matter, whatever its width: the
 # evidence of a mode is its height times a width, of a few nats for each dimension.
 _FAR_BELOW, _FAR_BELOW_PER_DIM = 30.0, 2.0
@@ -42,12 +48,18 @@ class Count(NamedTuple):
     :param num_modes: modes that they have met.
     :param num_once: those of them that one search alone has met.
     :param is_full: whether there was no room for another mode, which a search had met.
+    :param is_uneven: whether some modes were met many times as often as another, which was met a
+        few times only: then there may be such as were not met at all.
+    :param rare_share: the share of the evidence that such a mode may have, about: of a mode that
+        was met :math:`c` times, a share of :math:`1/c`; the largest of these.
     """
 
     num_searches: int = 0
     num_modes: int = 0
     num_once: int = 0
     is_full: bool = False
+    is_uneven: bool = False
+    rare_share: float = 0.0
 
     @property
     def unseen_share(self) -> float:
@@ -88,7 +100,16 @@ class Census:
     def count(self) -> Count:
         """The result so far."""
         num_once = sum(number == 1 for number in self._numbers)
-        return Count(sum(self._numbers), len(self.peaks), num_once, self._is_full)
+        fewest, most = min(self._numbers, default=0), max(self._numbers, default=0)
+        is_uneven = fewest < _OFTEN and most > _UNEVEN * fewest
+        rare_share = 0.0
+        if is_uneven:
+            log_masses = np.nan_to_num([peak.log_mass for peak in self.peaks], nan=-np.inf)
+            shares = weight_shares(log_masses, np)
+            is_rare = np.array(self._numbers) < _OFTEN
+            rare_share = float(np.max(shares / np.array(self._numbers), where=is_rare, initial=0.0))
+        numbers = sum(self._numbers), len(self.peaks), num_once
+        return Count(*numbers, self._is_full, is_uneven, rare_share)
 
     def meet(self, ends: Modes) -> None:
         """

@@ -10,7 +10,13 @@ from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais.model.modes import find_modes
 from numpyro_dais.sampler.mixture import Component, Mixture
 from numpyro_dais.tuning.census import Census
-from numpyro_dais.tuning.laplace import Looks, gaussian_component, laplace_mixture, with_prior
+from numpyro_dais.tuning.laplace import (
+    Looks,
+    gaussian_component,
+    laplace_mixture,
+    with_bend,
+    with_prior,
+)
 from numpyro_dais.tuning.look import Look
 from numpyro_dais.tuning.polish import Peak
 
@@ -71,10 +77,13 @@ def _joined(mixture: Mixture, components: Component, share: float) -> Mixture:
     """A mixture with more components, which have a share of it together."""
     share = min(share / (1 + share), _LARGEST_NEW_SHARE)
     number = len(np.asarray(components.loc))
+    components = with_prior(components)
+    if mixture.components.bend is not None:
+        components = with_bend(components)
     stacked = jax.tree.map(
         lambda old, new: np.concatenate([np.asarray(old), np.asarray(new)]),
         mixture.components,
-        with_prior(components),
+        components,
     )
     old = np.asarray(mixture.log_shares) + np.log1p(-share)
     new = np.full(number, np.log(share / number))

@@ -9,7 +9,6 @@ A start is good if its weights vary little and their tail is light. What the sea
 part of the budget, and no fit is tried that could not save more than it costs.
 """
 
-from collections.abc import Callable
 import math
 from typing import NamedTuple
 
@@ -18,21 +17,15 @@ import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.keys import host_generator, named_key
-from numpyro_dais._util.weights import (
-    log_mean,
-    log_mean_error,
-    pareto_khat,
-    relative_variance,
-)
 from numpyro_dais.model.modes import find_modes
 from numpyro_dais.model.searches import NUM_LANES
 from numpyro_dais.model.traced import TracedTarget
-from numpyro_dais.sampler.mixture import BASE_SHARE, TAIL_SHARE, Component, Mixture
-from numpyro_dais.sampler.particles import Run
-from numpyro_dais.sampler.settings import Settings, no_steps
+from numpyro_dais.sampler.mixture import BASE_SHARE, Component, Mixture
+from numpyro_dais.sampler.settings import no_steps
 from numpyro_dais.tuning.adaptation import adapted, gaussians_of, mixture_of
 from numpyro_dais.tuning.census import Census, Count
 from numpyro_dais.tuning.extension import extended
+from numpyro_dais.tuning.following import Past, followed
 from numpyro_dais.tuning.goal import Goal
 from numpyro_dais.tuning.laplace import (
     MAX_COUPLED_DIMS,
@@ -40,44 +33,37 @@ from numpyro_dais.tuning.laplace import (
     gaussian_component,
     laplace_mixture,
     log_joints,
+    with_bend,
     with_prior,
 )
 from numpyro_dais.tuning.look import Look, second_look
+from numpyro_dais.tuning.quality import (
+    BLOCK,
+    HEAVY_KHAT,
+    HOPELESS_KHAT,
+    LARGEST_KHAT,
+    SAFETY,
+    DrawFn,
+    Fit,
+    has_more_mass,
+    quality_of,
+    weighted_draws,
+)
 from numpyro_dais.tuning.spread import NUM_START_DRAWS, start_draws, start_spread
 from numpyro_dais.tuning.variational import (
     NO_TILT,
     VARIATIONAL_DRAWS,
     Tilt,
     neck_of,
+    noise_at,
     variational_fit,
 )
 
-__all__ = [
-    "BLOCK",
-    "LARGEST_KHAT",
-    "SAFETY",
-    "DrawFn",
-    "Fit",
-    "Found",
-    "Quality",
-    "RunFn",
-    "find_start",
-    "judge_start",
-]
-
-# Runs particles: key, target, settings and their number to log weights, or to all of their run.
-RunFn = Callable[[jax.Array, TracedTarget, Settings, int], np.ndarray]
-DrawFn = Callable[[jax.Array, TracedTarget, Settings, int], Run]
+__all__ = ["Found", "find_start"]
 
 # The thresholds, shares and rates below were set by trials on the targets of benchmarks/peers.py;
 # none is derived, and other targets may want others.
 
-# Particles of a test. Whole numbers of such blocks share a program with the reported run.
-BLOCK = 1024
-# A variance that is known from one test only is taken to be larger by this factor.
-SAFETY = 1.25
-# The k-hat of a start beyond which steps are not trusted to mend it: weights without a mean.
-LARGEST_KHAT = 1.0
 # Of the budget, for all fits together, and for the searches for modes: the rest is for particles.
 # The second share of searches is for those that go on while modes turn up that were met once only.
 _FIT_SHARE = 0.5
@@ -85,8 +71,8 @@ _SEARCH_SHARE, _LONG_SEARCH_SHARE = 0.03, 0.1
 # Searches at most: three modes of unequal basins were missed with 16. In many dimensions they are
 # few, since each takes up to hundreds of gradients and modes are not found by chance.
 _NUM_STARTS, _NUM_HIGH_STARTS = 192, 4
-# Searches that are added at a time while modes are met once only, and how often: a budget without
-# end is not for them. Round numbers.
+# Searches that are added at a time while modes are met once only, or much less often than others,
+# and how often: a budget without end is not for them. Round numbers.
 _MORE_STARTS, _MAX_BATCHES = 64, 64
 # Of the budget, for all modes together; and gradients that one takes beside its curvature, for a
 # polish and for lines to its neighbours, about.
@@ -102,14 +88,17 @@ _LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
 # processes of 256 and 1600 dimensions: with twice as many, and with rates of 0.005 to 0.05, the
 # ELBO is the same to 0.2 nats.
 _HIGH_LEARNING_RATES, _NUM_HIGH_ITERATIONS = (0.02, 0.01), 250
-# The k-hat of a test from which on the variance may be much larger than it shows.
-_HEAVY_KHAT = 0.3
-# The k-hat of a fit in many dimensions above which its axes are given up. A round number: beyond it
-# the error of a mean is not known.
-_HOPELESS_KHAT = 0.7
-# Nats of mass that a fit around one mode may lack, and not be wrong: below any error bar of a
-# mixture that is no good. A round number.
-_MISSED = 0.05
+# Fits around modes that others do not cover, at most. A round number.
+_MAX_COVERED = 4
+# Steps of a fit that follows its draws, at most, and how many of them may be in vain. The first go
+# by few draws of a bad fit, and are often no better; with one or two, bent ridges stayed bad.
+_MAX_FOLLOWED, _MAX_IN_VAIN = 8, 4
+# Dimensions up to which a fit follows its draws before all variational fits are done, which cost
+# more: above, matrices have too many elements for a few thousand draws. A round number.
+_MAX_FIRST_FOLLOWED = 12
+# Of the draws of a fit that follows its own: the share whose noise is Student-t, since what it
+# follows has heavy weights. A round number.
+_WIDE_TAIL_SHARE = 0.15
 # Steps of a mixture towards the posterior, and the share of its score that another step must leave
 # for one more to be worth its draws. Round numbers.
 _MAX_ADAPTATIONS, _ADAPTED = 4, 0.8
@@ -119,47 +108,10 @@ _LOOK_SHARES = 0.1, 0.05
 _SUPPORT_SHARE = 0.15
 # Draws of the last test, which sees more of the tail.
 _LAST_TEST = 4 * BLOCK
-# Weights above zero that a test of the start needs: fewer have no tail to be seen.
-_FEWEST_IN_TEST = 25
-# Nats: weights that differ by less are equal, and have no tail. A round number.
-_EQUAL_WITHIN = 1e-3
 # Draws of the start, in blocks, that are tried where no search has begun at a positive density.
 _MORE_BLOCKS = 16
 # As many of these are enough to begin searches at. A round number.
 _FEWEST_POSITIVE = 8
-
-
-class Quality(NamedTuple):
-    """
-    The quality of a start, as draws of it show it.
-
-    :param variance: the relative variance of their weights.
-    :param khat: the shape of their tail.
-    """
-
-    variance: float
-    khat: float
-
-    @property
-    def score(self) -> float:
-        """The variance, as it may be once the tail has shown: smaller is better."""
-        return self.variance * float(np.exp(min(8 * max(self.khat - _HEAVY_KHAT, 0.0), 100.0)))
-
-
-class Fit(NamedTuple):
-    """
-    A start, and how good it is.
-
-    :param mixture: what was fitted; None for the target's own start.
-    :param quality: its quality.
-    :param log_weights: of the draws that have shown it.
-    :param draws: where these are, ``[num_draws, num_dims]``.
-    """
-
-    mixture: Mixture | None
-    quality: Quality
-    log_weights: np.ndarray
-    draws: np.ndarray
 
 
 class Found(NamedTuple):
@@ -190,23 +142,6 @@ def find_start(rng_key: jax.Array, target: TracedTarget, goal: Goal, draw_fn: Dr
     attempt = _Attempt(rng_key, target, goal, draw_fn, target.tracing.order)
     fit = attempt.look_again(attempt.find())
     return Found(fit, attempt.spent, attempt.count, attempt.look)
-
-
-def judge_start(rng_key: jax.Array, target: TracedTarget, draw_fn: DrawFn) -> tuple[Fit, float]:
-    """
-    Returns the start of a target and how good it is without steps, and what the test has cost.
-
-    :param rng_key: a JAX random key.
-    :param target: the target, with its start.
-    :param draw_fn: runs particles.
-    """
-    log_weights, draws = _weighted(draw_fn(rng_key, target, no_steps(), BLOCK))
-    finite = log_weights[np.isfinite(log_weights)]
-    quality = Quality(math.inf, math.inf)
-    # Weights of zero, where a hard constraint has a zero, are a part of the variance.
-    if len(finite) >= _FEWEST_IN_TEST:
-        quality = Quality(relative_variance(log_weights), _tail(finite))
-    return Fit(target.mixture, quality, log_weights, draws), BLOCK / 2
 
 
 class _Attempt:
@@ -257,14 +192,48 @@ class _Attempt:
             return self._fit_one_mode(first)
         # A fit around one of them would look good, and miss the others.
         several = self._fit_many_modes(mixture)
-        is_affordable = self.spent + BLOCK < _FIT_SHARE * self.goal.budget
-        if several.quality.khat < _HOPELESS_KHAT or not is_affordable:
+        if mixture.components.coupling is not None and self._is_worth(several):
+            several = self._better(several, self._cover(mixture))
+        several = self._followed(several)
+        if several.quality.khat < HOPELESS_KHAT or not self._is_affordable():
             return several
         # Else they may be no modes, but places on a ridge.
-        one = self._fit_one_mode(first)
-        if _has_more_mass(several, one) or several.quality.score < one.quality.score:
-            return several
-        return one
+        return self._better(several, self._fit_one_mode(first))
+
+    def _better(self, one: Fit, other: Fit) -> Fit:
+        """The fit that has met more mass, or has the better score."""
+        for fit, rival in ((one, other), (other, one)):
+            if has_more_mass(fit, rival):
+                return fit
+        return min(one, other, key=lambda fit: fit.quality.score)
+
+    def _cover(self, mixture: Mixture) -> Fit:
+        """
+        Variational fits around modes, one after the other, of which each is left out that an
+        earlier fit has room for: many modes may be places of one shell or ridge.
+        """
+        components = with_prior(mixture.components)
+        every = [jax.tree.map(lambda x, i=i: x[i], components) for i in range(mixture.num_modes)]
+        log_shares = np.asarray(mixture.log_shares, np.float64)
+        left = list(np.argsort(-log_shares))
+        fitted: list[Component] = []
+        elbos: list[float] = []
+        while left and len(fitted) < _MAX_COVERED and self._is_affordable():
+            component, elbo = self._variational(every[left.pop(0)], _LEARNING_RATES[0])
+            if not np.isfinite(elbo):
+                continue
+            fitted.append(component)
+            elbos.append(elbo)
+            squares = np.sum(np.asarray(noise_at(component, components.loc)) ** 2, axis=1)
+            left = [mode for mode in left if not squares[mode] < _covered(self.num_dims)]
+        seen = np.setdiff1d(np.arange(mixture.num_modes), left)
+        unit = np.logaddexp.reduce(elbos) - np.logaddexp.reduce(log_shares[seen])
+        log_masses = np.append(elbos, log_shares[left] + unit)
+        stacked = jax.tree.map(
+            lambda *leaves: np.stack(leaves), *fitted, *(every[mode] for mode in left)
+        )
+        log_masses -= np.logaddexp.reduce(log_masses)
+        return self._test(Mixture(mixture.order, stacked, as_floats(log_masses)), _LAST_TEST)
 
     def _fit_many_modes(self, mixture: Mixture) -> Fit:
         """Laplace's approximation around several modes, which follows its draws while that pays."""
@@ -273,7 +242,7 @@ class _Attempt:
             return fit
         gaussians = gaussians_of(mixture)
         for _ in range(_MAX_ADAPTATIONS):
-            is_good = fit.quality.khat < _HEAVY_KHAT and self._needed(fit) < _LAST_TEST
+            is_good = fit.quality.khat < HEAVY_KHAT and self._needed(fit) < _LAST_TEST
             if is_good or self.spent + _LAST_TEST > _FIT_SHARE * self.goal.budget:
                 break
             gaussians = adapted(gaussians, fit.draws[:, self.order], fit.log_weights)
@@ -330,8 +299,8 @@ class _Attempt:
             search(starts, first)
         if self.num_dims <= MAX_COUPLED_DIMS:
             for batch in range(_MAX_BATCHES):
-                left = all_searches - looks.num_gradients
-                if not census.count.num_once or left < _MORE_STARTS:
+                left, count = all_searches - looks.num_gradients, census.count
+                if left < _MORE_STARTS or not (count.num_once or count.is_uneven):
                     break
                 search(self._more_starts(batch), left)
         self.spent += looks.num_gradients
@@ -373,25 +342,54 @@ class _Attempt:
             if not other_elbo < elbo:
                 fitted, elbo = other, other_elbo
                 fit = self._test(self._supported(fitted, laplace))
-            if fit.quality.khat < _HEAVY_KHAT and first.quality.khat < LARGEST_KHAT:
+            if fit.quality.khat < HEAVY_KHAT and first.quality.khat < LARGEST_KHAT:
                 begins = []
-            if is_high and fit.quality.khat < _HEAVY_KHAT:
+            if is_high and fit.quality.khat < HEAVY_KHAT:
                 break
-            if is_high and fit.quality.khat > _HOPELESS_KHAT:
+            if is_high and fit.quality.khat > HOPELESS_KHAT:
                 # Its axes are those of no mode, but of a place where the density has no bound.
                 is_high, begins, rates = False, [self._broad(laplace)], list(_LEARNING_RATES)
                 self._take_iterations(_NUM_ITERATIONS)
-        if fitted is not laplace:
-            support = self._neck(fitted, fit) or laplace
-            last = self._test(self._supported(fitted, support), _LAST_TEST)
-            # A larger test sees more of the tail; only a much worse result speaks against the neck.
-            fit = last if last.quality.score < 4 * fit.quality.score else fit
-        return min(first, fit, key=lambda fit: fit.quality.score)
+            if not begins and self.num_dims <= _MAX_FIRST_FOLLOWED and len(rates) == 2:
+                fit = self._followed(fit)
+                if fit.quality.khat < HEAVY_KHAT:
+                    return fit
+        best = min(first, fit, key=lambda fit: fit.quality.score)
+        if fitted is laplace:
+            return best
+        support = self._neck(fitted, fit) or laplace
+        last = self._test(self._supported(fitted, support), _LAST_TEST)
+        # A larger test sees more of the tail; only a much worse result speaks against the neck.
+        if last.quality.score < 4 * best.quality.score:
+            best = last
+        return self._followed(best)
+
+    def _followed(self, fit: Fit) -> Fit:
+        """A fit that follows its draws, and those of its steps on the way, while that pays."""
+        assert fit.mixture is not None
+        if fit.mixture.components.slopes is None:
+            return fit
+        components = with_bend(fit.mixture.components)
+        mixture = fit.mixture._replace(components=components, tail_share=_WIDE_TAIL_SHARE)
+        past, last, num_in_vain = Past(self.target), fit, 0
+        for _ in range(_MAX_FOLLOWED):
+            is_good = fit.quality.khat < HEAVY_KHAT and self._needed(fit) < _LAST_TEST
+            cost = self.spent + _LAST_TEST / 2
+            if is_good or num_in_vain == _MAX_IN_VAIN or cost > _FIT_SHARE * self.goal.budget:
+                break
+            past.add(last)
+            key = named_key(self.rng_key, f"follow {self.num_tests}")
+            mixture = followed(key, mixture, *past.weighted())
+            last = self._test(mixture, _LAST_TEST)
+            num_in_vain += 1
+            if last.quality.score < fit.quality.score:
+                fit, num_in_vain = last, 0
+        return fit
 
     def _neck(self, fitted: Component, fit: Fit) -> Component | None:
         """A fit of the neck, if the fit of the whole has one, and a tail that may come from it."""
         tilt = neck_of(fitted)
-        if tilt is None or fit.quality.khat <= _HEAVY_KHAT or not self._is_affordable():
+        if tilt is None or fit.quality.khat <= HEAVY_KHAT or not self._is_affordable():
             return None
         return self._variational(fitted, _LEARNING_RATES[0], tilt)[0]
 
@@ -422,13 +420,13 @@ class _Attempt:
         shrinkage = min(MAX_COUPLED_DIMS / self.num_dims, 1.0)
         mixture = mixture._replace(
             base_share=shrinkage * BASE_SHARE if is_finite else 0.0,
-            tail_share=shrinkage * TAIL_SHARE,
+            tail_share=shrinkage * mixture.tail_share,
         )
         self.num_tests += 1
         test_key = named_key(self.rng_key, f"test {self.num_tests}")
         started = self.target.with_mixture(mixture)
-        log_weights, draws = _weighted(self.draw_fn(test_key, started, no_steps(), num_draws))
-        return Fit(mixture, _quality(log_weights), log_weights, draws)
+        log_weights, draws = weighted_draws(self.draw_fn(test_key, started, no_steps(), num_draws))
+        return Fit(mixture, quality_of(log_weights), log_weights, draws)
 
     def _is_worth(self, fit: Fit) -> bool:
         """True if going on may save more than it costs, and can be paid for."""
@@ -485,35 +483,10 @@ def _search_starts(rng_key: jax.Array, draws: np.ndarray, num_dims: int) -> np.n
     return starts
 
 
-def _has_more_mass(one: Fit, other: Fit) -> bool:
-    """Returns whether draws of one fit have met mass that those of another have not."""
-    error = float(np.hypot(*(log_mean_error(fit.log_weights, np) for fit in (one, other))))
-    more = float(log_mean(one.log_weights, np) - log_mean(other.log_weights, np))
-    return more > max(_MISSED, 2 * error) if np.isfinite(error) else more > _MISSED
-
-
 def _with_priors(mixture: Mixture) -> Mixture:
     return mixture._replace(components=with_prior(mixture.components))
 
 
-def _weighted(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Log weights and positions of particles."""
-    return np.asarray(run.log_weights, np.float64), np.asarray(run.positions, np.float64)
-
-
-def _quality(log_weights: np.ndarray) -> Quality:
-    log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
-    finite = log_weights[np.isfinite(log_weights)]
-    if len(finite) < len(log_weights) / 2:
-        return Quality(math.inf, math.inf)
-    if np.ptp(finite) < _EQUAL_WITHIN:
-        return Quality(float(np.var(finite)), 0.0)
-    return Quality(
-        relative_variance(log_weights),
-        _tail(np.where(np.isfinite(log_weights), log_weights, finite.min())),
-    )
-
-
-def _tail(log_weights: np.ndarray) -> float:
-    """The shape of the tail of weights above zero; none where they are equal."""
-    return 0.0 if np.ptp(log_weights) < _EQUAL_WITHIN else pareto_khat(log_weights)
+def _covered(num_dims: int) -> float:
+    """The square of the noise up to which a place is one of a fit: four deviations of it."""
+    return num_dims + 4 * math.sqrt(2 * num_dims)

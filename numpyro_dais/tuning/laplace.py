@@ -3,6 +3,8 @@
 
 """Laplace's approximation around each mode of a posterior."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,7 @@ __all__ = [
     "log_joints_and_gradients",
     "peak_component",
     "precision_products",
+    "with_bend",
     "with_prior",
 ]
 
@@ -275,3 +278,13 @@ def with_prior(component: Component) -> Component:
         slopes=as_floats(np.zeros(component.coupling.shape)),
         gate=zeros,
     )
+
+
+def with_bend(component: Component) -> Component:
+    """
+    Returns the same modes with a bend to be fitted.
+
+    :param component: modes with a coupling, one or several.
+    """
+    coupling: Any = component.coupling
+    return component._replace(bend=as_floats(np.zeros(coupling.shape)))

@@ -20,7 +20,7 @@ import numpy as np
 
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.programs import program
-from numpyro_dais._util.weights import log_mean
+from numpyro_dais._util.weights import ess, log_mean
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.tuning.population import MOVE, measure_path
 
@@ -37,8 +37,12 @@ _NUM_LEVELS = 20
 _LARGE = 3.0
 # Of the evidence, what must be found in A. A round number: below it, 0.02 nats are at stake.
 _LEAST_SHARE = 0.02
-# Nats that populations may lie below the fit, on average, and still have seen what it has seen.
-_FAR_BELOW = 1.0
+# Nats that populations may lie below the fit, on average, and still have seen what it has seen; and
+# nats below it from which on others like the first would not see it, either. Round numbers.
+_FAR_BELOW, _HOPELESSLY_BELOW = 1.0, 4.0
+# Independent particles that a share of the evidence is missed by all of at a chance of one in
+# twenty, times that share.
+_NUM_TO_SEE = 3.0
 
 
 class Look(NamedTuple):
@@ -49,7 +53,8 @@ class Look(NamedTuple):
         fit's.
     :param num_populations: populations that have found some.
     :param log_evidence: the estimate of the populations.
-    :param num_particles: of all populations.
+    :param num_independent: particles that all of them are worth: those that descend from one draw
+        of the start are one.
     :param has_power: whether they have seen what the fit has seen.
     :param places: particles that were found there, ``[num_found, num_dims]``.
     :param num_gradients: what it has cost.
@@ -58,7 +63,7 @@ class Look(NamedTuple):
     share: float
     num_populations: int
     log_evidence: float
-    num_particles: int
+    num_independent: float
     has_power: bool
     places: np.ndarray
     num_gradients: float
@@ -71,8 +76,7 @@ class Look(NamedTuple):
     @property
     def smallest_share(self) -> float:
         """The smallest share of the evidence that would most likely have been seen."""
-        # Particles of a population descend from a few of them: about one in four counts.
-        return min(12 / self.num_particles, 1.0)
+        return min(_NUM_TO_SEE / max(self.num_independent, 1.0), 1.0)
 
     @property
     def words(self) -> str:
@@ -115,7 +119,7 @@ def second_look(
     finite = log_weights[np.isfinite(log_weights)]
     log_fit = float(log_mean(log_weights, np))
     threshold = max(float(finite.max()), log_fit + math.log(_LARGE))
-    shares, log_evidences, places, num_gradients = [], [], [], 0.0
+    shares, log_evidences, places, families, num_gradients = [], [], [], [], 0.0
     for population in range(_MOST_POPULATIONS):
         # The first three can be paid; others as long as their like can.
         if population >= _FEWEST_POPULATIONS and (
@@ -125,19 +129,22 @@ def second_look(
         key = named_key(rng_key, f"population {population}")
         seen = measure_path(key, target, number, int(of_each), max_dense_dims=_FEWEST // 3)
         num_gradients += seen.num_gradients + number / 2
-        if seen.positions is None:
-            return Look(0.0, 0, -math.inf, number, False, np.zeros((0, 0)), num_gradients)
+        if seen.positions is None or seen.founders is None:
+            return Look(0.0, 0, -math.inf, 0.0, False, np.zeros((0, 0)), num_gradients)
         ratios = np.asarray(_log_ratios(started, seen.positions), np.float64)
         is_outside = np.isfinite(ratios) & (ratios > threshold)
         places.append(np.asarray(seen.positions, np.float64)[is_outside])
         log_evidences.append(seen.log_evidence)
         shares.append(np.mean(is_outside) * math.exp(min(seen.log_evidence - log_fit, 50.0)))
+        families.append(np.log(np.unique(seen.founders, return_counts=True)[1]) + seen.log_evidence)
+        if not np.any(shares) and max(log_evidences) < log_fit - _HOPELESSLY_BELOW:
+            break
     log_evidence = float(log_mean(np.array(log_evidences), np))
     return Look(
         float(np.mean(shares)),
         int(np.count_nonzero(shares)),
         log_evidence,
-        number * len(shares),
+        float(ess(np.concatenate(families), np)),
         log_evidence > log_fit - _FAR_BELOW,
         np.concatenate(places),
         num_gradients,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_dais.tuning.fitting import BLOCK, SAFETY
 from numpyro_dais.tuning.goal import Goal
+from numpyro_dais.tuning.quality import BLOCK, SAFETY
 from numpyro_dais.tuning.trials import Trial, log_relative_variance
 
 __all__ = [

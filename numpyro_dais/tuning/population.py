@@ -70,6 +70,7 @@ class MeasuredPath(NamedTuple):
         positions.
     :param positions: where the particles are at the end, ``[num_particles, num_dims]``; None if the
         path is not that of a population, or if that has seen nothing.
+    :param founders: the draw of the start that each of them descends from; likewise.
     """
 
     betas: np.ndarray
@@ -81,6 +82,7 @@ class MeasuredPath(NamedTuple):
     has_zeros: bool = False
     basis: np.ndarray | None = None
     positions: jax.Array | None = None
+    founders: np.ndarray | None = None
 
     @property
     def log_widths(self) -> np.ndarray:
@@ -159,6 +161,7 @@ def measure_path(
     betas, lengths = [0.0], [0.0]
     spreads = [_spread(population.positions, is_dense)]
     is_seen, has_zeros = True, False
+    founders = np.arange(num_particles)
     for level in range(_MAX_LEVELS):
         log_ratio = np.asarray(population.densities.log_ratio, np.float64)
         log_ratio = np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
@@ -178,6 +181,7 @@ def measure_path(
         ess_share = float(ess(log_increments, np)) / num_particles
         beta = 1.0 if increment >= 1.0 - beta else beta + increment
         ancestors = systematic(rng.uniform(), shares, np)
+        founders = founders[ancestors]
         positions = np.asarray(population.positions)[ancestors]
         scale = _spread(positions, is_dense).scale(num_particles)
         population, acceptance = move_population(
@@ -204,6 +208,7 @@ def measure_path(
         is_seen,
         has_zeros,
         positions=population.positions if is_seen and betas[-1] == 1.0 else None,
+        founders=founders if is_seen and betas[-1] == 1.0 else None,
     )
 
 

@@ -17,7 +17,7 @@ from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.particles import run_particles
 from numpyro_dais.sampler.settings import Settings
 from numpyro_dais.tuning.ascent import ascend
-from numpyro_dais.tuning.fitting import RunFn
+from numpyro_dais.tuning.quality import RunFn
 
 __all__ = ["refine", "refine_settings"]
 

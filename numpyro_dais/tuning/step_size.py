@@ -12,7 +12,7 @@ from numpyro_dais._util.keys import named_key
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.schedule import fourth_root_step_size, interpolate
 from numpyro_dais.sampler.settings import PartialSettings, Settings, make_settings
-from numpyro_dais.tuning.fitting import RunFn
+from numpyro_dais.tuning.quality import RunFn
 from numpyro_dais.tuning.spread import start_unit
 
 __all__ = ["tune_step_size"]

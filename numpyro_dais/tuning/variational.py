@@ -17,7 +17,7 @@ from numpyro_dais.sampler.mixture import Component, from_noise, noise_gradient, 
 from numpyro_dais.tuning.ascent import ascend
 from numpyro_dais.tuning.laplace import log_joint
 
-__all__ = ["NO_TILT", "VARIATIONAL_DRAWS", "Tilt", "neck_of", "variational_fit"]
+__all__ = ["NO_TILT", "VARIATIONAL_DRAWS", "Tilt", "neck_of", "noise_at", "variational_fit"]
 
 
 # Draws in one iteration: fewer are noisier, more cost gradients. A round number.
@@ -74,6 +74,17 @@ def neck_of(component: Component) -> Tilt | None:
 @program(is_brief=True)
 def _positions_of(component: Component, noise: jax.Array) -> jax.Array:
     return jax.vmap(lambda z: from_noise(component, z))(noise)
+
+
+@program(is_brief=True)
+def noise_at(component: Component, positions: jax.Array) -> jax.Array:
+    """
+    Returns the noise that a mode has at positions.
+
+    :param component: the mode.
+    :param positions: ordered coordinates, ``[num_positions, num_dims]``.
+    """
+    return jax.vmap(lambda position: to_noise(component, position)[0])(positions)
 
 
 @program("num_iterations", is_brief=True)

@@ -17,8 +17,8 @@ from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.traced import trace_target
 from numpyro_dais.tuning import fitting
 from numpyro_dais.tuning.adaptation import Gaussians, mixture_of
-from numpyro_dais.tuning.fitting import judge_start
 from numpyro_dais.tuning.look import Look, second_look
+from numpyro_dais.tuning.quality import judge_start
 
 # Two modes of unequal shares, 4.6 and 3.4 standard deviations of the prior apart from each other:
 # the evidence is one.
