@@ -371,19 +371,19 @@ class _Attempt:
             return fit
         components = with_bend(fit.mixture.components)
         mixture = fit.mixture._replace(components=components, tail_share=_WIDE_TAIL_SHARE)
-        past, last, num_in_vain = Past(self.target), fit, 0
+        past, num_in_vain = Past(self.target), 0
+        past.add(fit)
         for _ in range(_MAX_FOLLOWED):
             is_good = fit.quality.khat < HEAVY_KHAT and self._needed(fit) < _LAST_TEST
             cost = self.spent + _LAST_TEST / 2
             if is_good or num_in_vain == _MAX_IN_VAIN or cost > _FIT_SHARE * self.goal.budget:
                 break
-            past.add(last)
             key = named_key(self.rng_key, f"follow {self.num_tests}")
             mixture = followed(key, mixture, *past.weighted())
-            last = self._test(mixture, _LAST_TEST)
-            num_in_vain += 1
-            if last.quality.score < fit.quality.score:
-                fit, num_in_vain = last, 0
+            past.add(self._test(mixture, _LAST_TEST))
+            best = past.judged()
+            num_in_vain = 0 if best.mixture is not fit.mixture else num_in_vain + 1
+            fit = best
         return fit
 
     def _neck(self, fitted: Component, fit: Fit) -> Component | None:

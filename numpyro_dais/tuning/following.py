@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_dais._util.keys import host_generator
 from numpyro_dais._util.programs import program
-from numpyro_dais._util.weights import ess, systematic, weight_shares
+from numpyro_dais._util.weights import ess, log_mean, systematic, weight_shares
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import Component, Mixture
 from numpyro_dais.tuning.ascent import ascend
@@ -54,6 +54,7 @@ class Past:
     def __init__(self, target: TracedTarget) -> None:
         self._target = target
         self._starts: list[TracedTarget] = []
+        self._fits: list[Fit] = []
         self._draws = np.zeros((0, target.tracing.num_dims))
         self._log_joints = np.zeros(0)
         self._log_starts: list[np.ndarray] = []
@@ -78,13 +79,33 @@ class Past:
         self._draws = np.concatenate([self._draws, draws])
         self._log_joints = np.append(self._log_joints, log_weights + own)
         self._starts.append(started)
+        self._fits.append(fit)
         self._numbers.append(len(draws))
 
     def weighted(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all draws, and their log weights."""
         shares = np.log(self._numbers) - np.log(np.sum(self._numbers))
         log_means = np.logaddexp.reduce(np.stack(self._log_starts) + shares[:, None], axis=0)
-        return self._draws, self._log_joints - log_means
+        is_positive = np.isfinite(self._log_joints) & np.isfinite(log_means)
+        with np.errstate(invalid="ignore"):
+            return self._draws, np.where(is_positive, self._log_joints - log_means, -np.inf)
+
+    def judged(self) -> Fit:
+        r"""
+        Returns the best of the fits, by all draws: the relative variance of weights of a fit
+        :math:`q` is :math:`\frac1N \sum_i \frac{p^2}{q \bar q}(x_i)` over the squared evidence, minus
+        one. Its own draws alone would favour a fit that has not met a place where it is too narrow.
+        """
+        log_weights = self.weighted()[1]
+        log_evidence = log_mean(log_weights, np)
+        judged = []
+        for fit, log_starts in zip(self._fits, self._log_starts, strict=True):
+            with np.errstate(over="ignore", invalid="ignore"):
+                own = np.where(np.isneginf(log_weights), -np.inf, self._log_joints - log_starts)
+                variance = float(np.expm1(log_mean(log_weights + own, np) - 2 * log_evidence))
+            variance = max(fit.quality.variance, variance)
+            judged.append(fit._replace(quality=fit.quality._replace(variance=variance)))
+        return min(judged, key=lambda fit: fit.quality.score)
 
 
 def _log_starts_of(started: TracedTarget, draws: np.ndarray) -> np.ndarray:
@@ -94,7 +115,9 @@ def _log_starts_of(started: TracedTarget, draws: np.ndarray) -> np.ndarray:
         part = draws[begin : begin + _CALL]
         padded = np.resize(part, (_CALL, draws.shape[1])).astype(jnp.result_type(float))
         parts.append(np.asarray(_log_starts(started, padded), np.float64)[: len(part)])
-    return np.concatenate(parts)
+    log_starts = np.concatenate(parts)
+    # Far from a mixture, float32 overflows: there it is as good as zero.
+    return np.where(np.isfinite(log_starts), log_starts, -np.inf)
 
 
 @program(is_brief=True)

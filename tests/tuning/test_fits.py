@@ -54,6 +54,7 @@ KINDS = {
     "prior": SHAPED._replace(shape=None),
     "shape": SHAPED._replace(slopes=None),
     "conditional": SHAPED,
+    "bent": SHAPED._replace(bend=jnp.array(RNG.normal(size=(3, 3))) * 0.3),
     "all axes": AXES,
     "one axis": AXES._replace(basis=AXES.basis[:, 1:2], log_widths=AXES.log_widths[1:2]),
     "axes and shape": AXES._replace(shape=SHAPED.shape),
@@ -75,10 +76,12 @@ def test_a_mode_and_its_noise_are_inverse_maps(component):
     )
 
 
-def test_draws_of_a_mixture_have_its_density():
+@pytest.mark.parametrize("kind", ["conditional", "bent"])
+def test_draws_of_a_mixture_have_its_density(kind):
     """The integral of another density, by importance sampling from the mixture, is one: 5 s.e."""
-    other = SHAPED._replace(loc=SHAPED.loc + 3.0)
-    components = jax.tree.map(lambda *leaves: jnp.stack(leaves), SHAPED, other)
+    component = KINDS[kind]
+    other = component._replace(loc=SHAPED.loc + 3.0)
+    components = jax.tree.map(lambda *leaves: jnp.stack(leaves), component, other)
     mixture = Mixture(jnp.array([2, 0, 1]), components, jnp.log(jnp.array([0.7, 0.3])))
 
     @jax.jit
@@ -128,8 +131,9 @@ def test_chains_begin_at_a_bare_mixture_with_finite_gradients():
     np.testing.assert_allclose(gradient, jax.grad(bare.log_density)(draw), rtol=1e-5)
 
 
-def test_a_mixture_is_saved_with_its_axes_and_shares(tmp_path):
-    one = jax.tree.map(lambda leaf: leaf[None], AXES)
+@pytest.mark.parametrize("kind", ["all axes", "bent"])
+def test_a_mixture_is_saved_with_its_axes_and_shares(kind, tmp_path):
+    one = jax.tree.map(lambda leaf: leaf[None], KINDS[kind])
     mixture = Mixture(jnp.array([1, 0, 2]), one, jnp.zeros(1), 0.01, 0.02, 0.03)
     settings = no_steps()._replace(start=mixture)
     settings.save(tmp_path / "settings")
@@ -210,6 +214,32 @@ def test_a_census_says_what_searches_have_not_seen():
     full.meet(Modes(places, np.zeros(12)))
     assert full.count == Count(3, 3, 3, True)
     assert "100.0% of further searches" in full.count.words
+
+
+def test_a_census_says_whether_modes_were_met_unevenly():
+    """Of two modes as wide, one has 3/4 of the evidence, and the other is met a few times."""
+    places, heights = np.array([[0.0], [10.0]]), np.log([3.0, 1.0])
+
+    def density_fn(u):
+        values = heights - 0.5 * np.sum((u - places) ** 2, axis=1)
+        shares = np.exp(values - np.logaddexp.reduce(values))
+        return float(np.logaddexp.reduce(values)), shares @ (places - u)
+
+    def polish_fn(u):
+        return Peak(u, density_fn(u)[0], dense_geometry(np.eye(1), np.ones(1)), True)
+
+    def count_of(*numbers):
+        census = Census(density_fn, polish_fn, 10)
+        ends = np.repeat(places, numbers, axis=0)
+        census.meet(Modes(ends, np.repeat(heights, numbers)))
+        return census.count
+
+    assert not count_of(20, 10).is_uneven
+    assert not count_of(200, 16).is_uneven
+    rare = count_of(60, 5)
+    assert rare.is_uneven
+    assert rare.rare_share == pytest.approx(0.25 / 5, rel=1e-6)
+    assert count_of(5, 60).rare_share == pytest.approx(0.75 / 5, rel=1e-6)
 
 
 def test_the_neck_of_a_funnel_is_where_others_are_narrow():

@@ -18,6 +18,7 @@ from numpyro_dais.model.traced import trace_target
 from numpyro_dais.tuning import fitting
 from numpyro_dais.tuning.adaptation import Gaussians, mixture_of
 from numpyro_dais.tuning.look import Look, second_look
+from numpyro_dais.tuning.population import measure_path
 from numpyro_dais.tuning.quality import judge_start
 
 # Two modes of unequal shares, 4.6 and 3.4 standard deviations of the prior apart from each other:
@@ -36,6 +37,39 @@ def potential(u):
 
 def draw(key, target, settings, number):
     return run(key, target, settings, number, RunConfig())
+
+
+def test_a_look_counts_particles_by_their_founders():
+    """Of 32 particles and more, resampled several times, few families are left."""
+    target = trace_target(Problem(None, potential_fn=potential, start=START), random.key(0))
+    covariances = np.broadcast_to(SCALE**2 * np.eye(3), (2, 3, 3))
+    mixture = mixture_of(Gaussians(np.log(SHARES), PLACES, covariances), jnp.arange(3))
+    started = target.with_mixture(mixture._replace(base_share=0.0))
+    fit, _ = judge_start(random.key(1), started, draw)
+    look = second_look(random.key(0), target, started, fit.log_weights, 10_000)
+    path = measure_path(random.key(2), target, 64, 10_000, max_dense_dims=3)
+    assert len(np.unique(path.founders)) < 40
+    assert 3 < look.num_independent < 12 * 40
+    assert look.smallest_share == pytest.approx(3 / look.num_independent)
+
+
+def test_a_look_that_sees_nothing_is_given_up():
+    """In 60 dimensions a population lags far behind: one of them is enough to know."""
+    scale = 0.05
+
+    def narrow(u):
+        return -dist.Normal(jnp.full(60, 1.0), scale).to_event(1).log_prob(u)
+
+    start = dist.Normal(jnp.zeros(60), 2.0).to_event(1)
+    target = trace_target(Problem(None, potential_fn=narrow, start=start), random.key(0))
+    one = Gaussians(np.zeros(1), np.ones((1, 60)), scale**2 * np.eye(60)[None])
+    started = target.with_mixture(mixture_of(one, jnp.arange(60))._replace(base_share=0.0))
+    fit, _ = judge_start(random.key(1), started, draw)
+    look = second_look(random.key(0), target, started, fit.log_weights, 10_000)
+    assert not look.has_power
+    assert not look.is_found
+    assert look.num_gradients < 4_000
+    assert "no power" in look.words
 
 
 @pytest.mark.parametrize("modes", [[0], [0, 1]], ids=["one mode", "both modes"])
