@@ -92,9 +92,9 @@ class Past:
 
     def judged(self) -> Fit:
         r"""
-        Returns the best of the fits, by all draws: the relative variance of weights of a fit
-        :math:`q` is :math:`\frac1N \sum_i \frac{p^2}{q \bar q}(x_i)` over the squared evidence, minus
-        one. Its own draws alone would favour a fit that has not met a place where it is too narrow.
+        Returns the best of the fits, by all draws: the relative variance of the weights of a fit
+        :math:`q` is the mean of :math:`p^2 / (q \bar q)` over the squared evidence, minus one. Its
+        own draws alone would favour a fit that has not met a place where it is too narrow.
         """
         log_weights = self.weighted()[1]
         log_evidence = log_mean(log_weights, np)
