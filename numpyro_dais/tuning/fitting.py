@@ -18,10 +18,10 @@ import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
 from numpyro_dais._util.keys import host_generator, named_key
+from numpyro_dais._util.tails import pareto_khat
 from numpyro_dais._util.weights import (
     log_mean,
     log_mean_error,
-    pareto_khat,
     relative_variance,
 )
 from numpyro_dais.model.modes import find_modes
