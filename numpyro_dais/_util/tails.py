@@ -28,13 +28,27 @@ from scipy.special import ndtr, ndtri
 from numpyro_dais._util.numpyro_internals import fit_generalized_pareto
 from numpyro_dais._util.weights import largest_or_zero, log_mean_error
 
-__all__ = ["Tail", "error_with_tail", "fit_tail", "pareto_khat", "tail_error", "upper_variance"]
+__all__ = [
+    "FEWEST_WEIGHTS",
+    "Tail",
+    "error_with_tail",
+    "fit_tail",
+    "pareto_khat",
+    "tail_error",
+    "tail_of",
+    "upper_variance",
+]
 
 # The share of the weights that is their tail at most, and how many times the root of their number,
 # by Vehtari et al. (2024).
-TAIL_SHARE, _TAIL_ROOTS = 0.2, 3.0
+_TAIL_SHARE, _TAIL_ROOTS = 0.2, 3.0
 # The fewest weights of a tail that is fitted, by NumPyro.
 _FEWEST_IN_TAIL = 5
+# The fewest weights with a k-hat: the tail is their largest fifth, at least those five.
+FEWEST_WEIGHTS = 25
+# Log weights within so many neighbouring floating-point numbers count as equal. A round number, for
+# rounding along a chain not to pass for a tail.
+_EQUAL_WITHIN = 8
 # The number of weights that the prior of k-hat is worth, a shape of 0.5, by Vehtari et al. (2024).
 # It counts as knowledge of the shape, too. Priors of 0.3 and 0.4 were tried: errors of light tails
 # are smaller by a sixth with 32 weights, and by nothing with 1,024; but where k-hat is up to 0.7,
@@ -74,7 +88,7 @@ def fit_tail(log_weights: np.ndarray) -> Tail | None:
     """
     size = len(log_weights)
     log_weights = log_weights - largest_or_zero(log_weights, np)
-    number = math.ceil(min(TAIL_SHARE * size, _TAIL_ROOTS * math.sqrt(size)))
+    number = math.ceil(min(_TAIL_SHARE * size, _TAIL_ROOTS * math.sqrt(size)))
     if number >= size:
         return None
     cutoff = np.partition(log_weights, size - number - 1)[size - number - 1]
@@ -85,6 +99,25 @@ def fit_tail(log_weights: np.ndarray) -> Tail | None:
     threshold = math.exp(cutoff)
     shape, scale = fit_generalized_pareto(np.exp(above) - threshold)
     return Tail(shape, scale, threshold, len(above))
+
+
+def tail_of(log_weights: np.ndarray, resolution: float) -> Tail:
+    """
+    Returns the tail of any weights: of infinite shape where it cannot be fitted; of shape zero, and
+    of no weight, where those in it are equal, as inside of a hard constraint.
+
+    :param log_weights: ``[num_weights]``.
+    :param resolution: the spacing of floating-point numbers that the log weights were computed in.
+    """
+    finite = log_weights[np.isfinite(log_weights)]
+    fitted = None
+    if len(finite):
+        number = min(math.ceil(_TAIL_SHARE * len(log_weights)), len(finite))
+        largest = np.partition(finite, len(finite) - number)[-number:]
+        if np.ptp(largest) <= _EQUAL_WITHIN * resolution:
+            return Tail(0.0, 0.0, 1.0, 0)
+        fitted = fit_tail(log_weights)
+    return Tail(math.inf, 0.0, 1.0, 0) if fitted is None else fitted
 
 
 def pareto_khat(log_weights: np.ndarray) -> float:

@@ -6,7 +6,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-import math
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +17,19 @@ from numpyro.diagnostics import effective_sample_size
 
 from numpyro_dais._util import weights
 from numpyro_dais._util.concreteness import is_concrete, put_beside
-from numpyro_dais._util.tails import TAIL_SHARE, Tail, error_with_tail, fit_tail
+from numpyro_dais._util.tails import FEWEST_WEIGHTS, Tail, error_with_tail, tail_of
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.results.bennett import Bennett, bennett
+from numpyro_dais.sampler.findings import Findings
 from numpyro_dais.sampler.rounds import Round
 from numpyro_dais.sampler.settings import Settings
 
 if TYPE_CHECKING:
     from numpyro_dais.results.bayes_factor import LogBayesFactor
+    from numpyro_dais.results.diagnostics import Diagnostics
     from numpyro_dais.results.draws import Expectation
 
 __all__ = ["Evidence"]
-
-# The fewest weights with a k-hat: the tail is their largest fifth, and NumPyro fits no tail of less
-# than five.
-_KHAT_MIN_WEIGHTS = 25
-
-# Log weights within so many neighbouring floating-point numbers count as equal. A round number, for
-# rounding along a chain not to pass for a tail.
-_EQUAL_WITHIN = 8
 
 
 @partial(
@@ -60,6 +53,7 @@ _EQUAL_WITHIN = 8
         "island_size",
         "history",
         "target_error",
+        "findings",
     ],
 )
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,6 +91,8 @@ class Evidence:
     :param history: the rounds of a self-tuned run, the last of which is this result; see
         :class:`~numpyro_dais.sampler.rounds.Round`. None are there if settings were given.
     :param target_error: the error that a self-tuned run aimed at; None if there was no goal.
+    :param findings: what tuning has seen of the posterior; None if it did not look for a start.
+        :attr:`diagnostics` reads it.
     """
 
     log_weights: jax.Array
@@ -115,6 +111,7 @@ class Evidence:
     history: tuple[Round, ...] = ()
     target_error: float | None = None
     remarks: tuple[str, ...] = ()
+    findings: Findings | None = None
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -289,7 +286,7 @@ class Evidence:
         above, neither the estimate nor its error is to be trusted. Computed on the host.
         """
         self._require_concrete("khat")
-        if self.num_weights < _KHAT_MIN_WEIGHTS:
+        if self.num_weights < FEWEST_WEIGHTS:
             return None
         khats = np.array([tail.shape for tail in self._tails])
         shape = self._particles_first(self.log_weights).shape[1:]
@@ -302,6 +299,18 @@ class Evidence:
 
         self._require_concrete("warnings")
         return find_faults(self)
+
+    @cached_property
+    def diagnostics(self) -> "Diagnostics":
+        """
+        The error budget: statistical error, tail of the weights, mass that may be missed, and how
+        other estimates of the same number agree. See
+        :class:`~numpyro_dais.results.diagnostics.Diagnostics`.
+        """
+        from numpyro_dais.results.diagnostics import diagnose
+
+        self._require_concrete("diagnostics")
+        return diagnose(self)
 
     def samples(self, rng_key: jax.Array | None = None, num_samples: int | None = None) -> dict:
         """
@@ -411,14 +420,14 @@ class Evidence:
     def _tails(self) -> tuple[Tail, ...]:
         """The tail of each run of a batch and element of a plate."""
         log_weights = np.asarray(self._particles_first(self.log_weights))
-        tolerance = _EQUAL_WITHIN * weights.resolution(log_weights)
+        resolution = weights.resolution(log_weights)
         columns = log_weights.astype(np.float64).reshape(self.num_weights, -1).T
-        return tuple(_tail(column, tolerance) for column in columns)
+        return tuple(tail_of(column, resolution) for column in columns)
 
     @cached_property
     def _error_with_tail(self) -> jax.Array:
         """The larger of the jackknife's error and that of the tail, on concrete values."""
-        if self.num_weights < _KHAT_MIN_WEIGHTS:
+        if self.num_weights < FEWEST_WEIGHTS:
             return self._read(weights.log_mean_error, self.log_weights)
 
         def error(log_weights: Any, _: ModuleType) -> Any:
@@ -460,20 +469,3 @@ class Evidence:
         with np.errstate(all="ignore"):
             value = np.asarray(fn(np.asarray(weights_first, np.float64), np))
         return put_beside(value.astype(log_weights.dtype), log_weights)
-
-
-def _tail(log_weights: np.ndarray, tolerance: float) -> Tail:
-    """
-    Returns the tail: of infinite shape where it cannot be fitted, of shape zero where its weights
-    are equal.
-    """
-    finite = log_weights[np.isfinite(log_weights)]
-    number = math.ceil(TAIL_SHARE * len(log_weights))
-    if (
-        len(finite)
-        and np.ptp(np.partition(finite, -min(number, len(finite)))[-number:]) <= tolerance
-    ):
-        # As inside of a hard constraint: nothing to fit.
-        return Tail(0.0, 0.0, 1.0, 0)
-    fitted = fit_tail(log_weights) if len(finite) else None
-    return Tail(math.inf, 0.0, 1.0, 0) if fitted is None else fitted

@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_dais._util.tails import upper_variance
 from numpyro_dais._util.weights import resolution
 from numpyro_dais.model.inspection import missing_data
+from numpyro_dais.results.diagnostics import FEWEST_FOR_TAIL, Check
 from numpyro_dais.results.evidence import Evidence
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "estimate",
     "find_faults",
     "is_error_known",
+    "is_far_above",
     "is_tail_known",
     "share",
     "weight_unit",
@@ -47,6 +49,9 @@ _TOLERATED_LOSS = 0.1
 # The smallest effective sample size (or number of effective pairs of both directions) without a
 # warning. A round number: below it the error bar is itself an estimate from a handful of values.
 _ESS_LIMIT = 5.0
+
+# Errors, and nats, by which another estimate must lie above the reported one to be a warning.
+_FAR_ABOVE, _TOLERATED_DIFFERENCE = 4.0, 0.05
 
 # Rounding of log weights is a fault if it is above a third of the standard error, where it would
 # widen it by a twentieth, and above 1e-4 nats, less than anyone asks for. Round numbers.
@@ -79,8 +84,9 @@ def describe(evidence: Evidence) -> str:
             f"{evidence.method}: log evidence {estimate(evidence)}",
             *_describe_lower_bound(evidence),
             *_describe_upper_bound(evidence),
-            f"  {_cost(evidence)}; ESS {float(evidence.ess):.1f}, k-hat {_number(evidence.khat)}",
+            f"  {_cost(evidence)}; ESS {float(evidence.ess):.1f}, k-hat {_khat(evidence)}",
             *_describe_goal(evidence),
+            *_describe_budget(evidence),
         ]
     lines += [f"  Note: {remark}" for remark in evidence.remarks]
     return "\n".join(lines + [f"  Warning: {fault}" for fault in evidence.warnings])
@@ -97,6 +103,7 @@ def find_faults(evidence: Evidence) -> tuple[str, ...]:
         *_faults_of_data(evidence),
         *_faults_of_losses(evidence),
         *_faults_of_weights(evidence),
+        *_faults_of_agreement(evidence),
         *_faults_of_rounding(evidence),
     )
 
@@ -197,6 +204,12 @@ def _describe_goal(evidence: Evidence) -> Iterator[str]:
         )
 
 
+def _describe_budget(evidence: Evidence) -> Iterator[str]:
+    """The error budget beside the size of the error, if tuning has looked."""
+    if evidence.findings is not None:
+        yield from (f"  {line}" for line in evidence.diagnostics.short_lines)
+
+
 def _describe_lower_bound(evidence: Evidence) -> Iterator[str]:
     if evidence.settings.start is not None and not evidence.settings.num_steps:
         return  # the stray draws that keep the weights bounded make it meaningless
@@ -240,13 +253,12 @@ def _describe_many(evidence: Evidence) -> list[str]:
         for i in places[:_NUM_SHOWN]
     ]
     smallest_ess = float(np.min(np.asarray(evidence.ess)))
-    largest_khat = _number(None if evidence.khat is None else np.max(evidence.khat))
     each = " each" if evidence.batch_shape else ""
     return [
         f"{evidence.method}: log evidence {_describe_axes(evidence, values, errors)}",
         *shown,
         *(["    ..."] if len(places) > _NUM_SHOWN else []),
-        f"  {_cost(evidence)}{each}; smallest ESS {smallest_ess:.1f}, largest k-hat {largest_khat}",
+        f"  {_cost(evidence)}{each}; smallest ESS {smallest_ess:.1f}, largest k-hat {_khat(evidence)}",
     ]
 
 
@@ -271,8 +283,11 @@ def _cost(evidence: Evidence) -> str:
     )
 
 
-def _number(value: Any) -> str:
-    return "not available" if value is None else f"{float(value):.2f}"
+def _khat(evidence: Evidence) -> str:
+    """The largest k-hat, if there are weights enough to tell."""
+    if evidence.khat is None or evidence.num_weights < FEWEST_FOR_TAIL:
+        return "unknown"
+    return f"{float(np.max(evidence.khat)):.2f}"
 
 
 def _faults_of_data(evidence: Evidence) -> Iterator[str]:
@@ -354,6 +369,28 @@ def _faults_of_weights(evidence: Evidence) -> Iterator[str]:
             f"{weight_unit(evidence)} are too few for that: the estimate is likely too low and its error too small; "
             "use more particles, more steps or a fitted guide."
         )
+
+
+def _faults_of_agreement(evidence: Evidence) -> Iterator[str]:
+    """Another estimate above this one, by more than chance: what it has met, this one has not."""
+    above = [check for check in evidence.diagnostics.checks if is_far_above(check)]
+    if above:
+        check = max(above, key=lambda check: check.difference)
+        value = with_error(check.log_evidence, check.standard_error)
+        yield (
+            f"Another estimate, of {check.name}, is {value}: above this one by {check.difference:.2g} nats, or "
+            f"{check.num_errors:.1f} errors of both. Mass may be missing here; use a larger budget=, or start='prior'."
+        )
+
+
+def is_far_above(check: Check) -> bool:
+    """
+    Returns whether another estimate lies above the reported one by more than chance.
+
+    :param check: the other estimate.
+    """
+    is_known = check.num_errors is not None and check.num_errors > _FAR_ABOVE
+    return is_known and check.difference > _TOLERATED_DIFFERENCE
 
 
 def _faults_of_rounding(evidence: Evidence) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.programs import program
-from numpyro_dais._util.weights import log_mean
+from numpyro_dais._util.weights import log_mean, log_mean_error
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.tuning.population import MOVE, measure_path
 
@@ -53,6 +53,7 @@ class Look(NamedTuple):
     :param has_power: whether they have seen what the fit has seen.
     :param places: particles that were found there, ``[num_found, num_dims]``.
     :param num_gradients: what it has cost.
+    :param standard_error: of the estimate, over populations.
     """
 
     share: float
@@ -62,6 +63,7 @@ class Look(NamedTuple):
     has_power: bool
     places: np.ndarray
     num_gradients: float
+    standard_error: float = math.inf
 
     @property
     def is_found(self) -> bool:
@@ -141,6 +143,7 @@ def second_look(
         log_evidence > log_fit - _FAR_BELOW,
         np.concatenate(places),
         num_gradients,
+        float(log_mean_error(np.array(log_evidences), np)),
     )
 
 
