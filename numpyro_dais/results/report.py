@@ -50,8 +50,11 @@ _TOLERATED_LOSS = 0.1
 # warning. A round number: below it the error bar is itself an estimate from a handful of values.
 _ESS_LIMIT = 5.0
 
-# Errors, and nats, by which another estimate must lie above the reported one to be a warning.
-_FAR_ABOVE, _TOLERATED_DIFFERENCE = 4.0, 0.05
+# Errors, and nats, by which another estimate must lie above the reported one to be a warning. On
+# 770 good fits of four conjugate models of tests/cases.py (gamma-Poisson, hierarchy, mixture and
+# regression), with the default budget and with 60,000 gradients, one was above by three errors and
+# none by this number. 0.05 nats are the least that the project calls a failure.
+_FAR_ABOVE, _TOLERATED_DIFFERENCE = 3.5, 0.05
 
 # Rounding of log weights is a fault if it is above a third of the standard error, where it would
 # widen it by a twentieth, and above 1e-4 nats, less than anyone asks for. Round numbers.

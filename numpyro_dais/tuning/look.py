@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import stdtrit
 
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.programs import program
@@ -53,7 +54,7 @@ class Look(NamedTuple):
     :param has_power: whether they have seen what the fit has seen.
     :param places: particles that were found there, ``[num_found, num_dims]``.
     :param num_gradients: what it has cost.
-    :param standard_error: of the estimate, over populations.
+    :param standard_error: of the estimate, over populations; half of what Student's t has at 95 %.
     """
 
     share: float
@@ -143,8 +144,14 @@ def second_look(
         log_evidence > log_fit - _FAR_BELOW,
         np.concatenate(places),
         num_gradients,
-        float(log_mean_error(np.array(log_evidences), np)),
+        _error(np.array(log_evidences)),
     )
+
+
+def _error(log_evidences: np.ndarray) -> float:
+    """The error of the estimate, wider where it is itself from a few populations only."""
+    student = stdtrit(len(log_evidences) - 1, 0.975) / stdtrit(np.inf, 0.975)
+    return float(student * log_mean_error(log_evidences, np))
 
 
 @program(is_brief=True)
