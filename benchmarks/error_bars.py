@@ -202,6 +202,8 @@ def tables(smooth: list[Run], rare_runs: list[Run], fewest: int) -> str:
     lines = ["Coverage: the share of runs whose truth is within two errors."]
     lines += table("By k-hat, all but rare weights", by_edges(smooth, "khat", KHAT_EDGES), fewest)
     lines += table("By k-hat, rare weights", by_edges(rare_runs, "khat", KHAT_EDGES), fewest)
+    all_ess = (0.0, math.inf)
+    lines += table("Few log-normal weights", by_edges(few, "ess", all_ess), fewest)
     lines += table("Few log-normal weights, by ESS", by_edges(few, "ess", ESS_EDGES), fewest)
     title = "Few log-normal weights, by the variance that their largest quarter shows"
     lines += table(title, by_edges(few, "variance", VARIANCE_EDGES), fewest)
