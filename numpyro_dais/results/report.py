@@ -35,11 +35,11 @@ __all__ = [
 _KHAT_LIMIT = 1.0
 
 # Weights below which the variance of their logarithms is looked at, and what it may be; see
-# numpyro_dais._util.tails.upper_variance. Of 32, 48 and 64 log-normal weights, of variances from 0.1
-# to 10, 92, 94 and 96 % of the runs without a warning have the truth within two errors; without this
-# limit 89, 90 and 92 % would, and from 128 weights on 95 % do. The effective sample size does not
-# tell them apart. A limit of 2 would warn of half of the runs whose variance is 2, of which 97 % are
-# right. By benchmarks/error_bars.py.
+# numpyro_dais._util.tails.upper_variance. Of 32, 48 and 64 log-normal weights, of variances from
+# 0.1 to 10, 92, 94 and 96 % of the runs without a warning have the truth within two errors; without
+# this limit 89, 90 and 92 % would, and from 128 weights on 95 % do. The effective sample size does
+# not tell them apart. A limit of 2 would warn of half of the runs whose variance is 2, of which
+# 97 % are right. By benchmarks/error_bars.py.
 _FEW_WEIGHTS, _MOST_VARIANCE = 128, 3.0
 
 # The share of a standard error that may go missing with weights that are not finite before a
