@@ -28,7 +28,7 @@ from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDAIS
 
 from numpyro_dais import DAIS, HAIS
-from numpyro_dais._util.numpyro_internals import psis_khat
+from numpyro_dais._util.tails import pareto_khat
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
 from numpyro_dais.schedule import power
@@ -375,7 +375,7 @@ def laplace_importance(
         error = float(np.std(np.exp(log_weights - log_evidence)) / np.sqrt(size))
         # A product with the Hessian costs about two gradients.
         num_gradients = found.njev + 2 * num_dims
-        is_heavy = psis_khat(log_weights) > 0.7
+        is_heavy = pareto_khat(log_weights) > 0.7
         return Result(log_evidence, error, bool(is_heavy), num_gradients, num_draws)
 
     return run
@@ -412,7 +412,7 @@ def autodais(
         # Reverse mode through a gradient costs about two more.
         num_gradients = num_steps * (3 * num_iterations + num_trajectories)
         num_densities = num_trajectories + 2 * num_iterations
-        is_heavy = psis_khat(log_weights) > 0.7
+        is_heavy = pareto_khat(log_weights) > 0.7
         return Result(log_evidence, error, bool(is_heavy), num_gradients, num_densities)
 
     return run

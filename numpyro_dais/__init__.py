@@ -8,6 +8,7 @@ from numpyro_dais.estimators.compare import compare
 from numpyro_dais.estimators.dais import DAIS
 from numpyro_dais.results.certificate import Certificate
 from numpyro_dais.results.comparison import Comparison
+from numpyro_dais.results.diagnostics import Diagnostics
 from numpyro_dais.results.evidence import Evidence
 from numpyro_dais.sampler.settings import Settings, load_settings, make_settings
 from numpyro_dais.vi.davi import DAVI
@@ -19,6 +20,7 @@ __all__ = [
     "HAIS",
     "Certificate",
     "Comparison",
+    "Diagnostics",
     "Evidence",
     "ImportanceSampling",
     "Settings",

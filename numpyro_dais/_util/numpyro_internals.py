@@ -17,17 +17,18 @@ from numpyro import handlers
 from numpyro.distributions import Distribution
 from numpyro.distributions.distribution import MaskedDistribution
 
-# The public `psis_diagnostic` wants a model and a guide; there are log weights here.
-from numpyro.infer.importance import _psis_khat as psis_khat
+# The public `psis_diagnostic` wants a model and a guide, and returns the shape alone; there are log
+# weights here, and the scale is wanted, too.
+from numpyro.infer.importance import _fit_generalized_pareto as fit_generalized_pareto
 
 __all__ = [
     "autoguide_posterior",
     "autoguide_sites",
     "batched_posterior",
+    "fit_generalized_pareto",
     "hidden_site",
     "mask_of",
     "posterior_fn",
-    "psis_khat",
     "unpack_fn",
 ]
 

@@ -11,14 +11,11 @@ few operations one by one would take longer than the run, and JAX's for traced o
 import math
 from types import ModuleType
 from typing import Any
-import warnings
 
 from jax import lax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 import numpy as np
-
-from numpyro_dais._util.numpyro_internals import psis_khat
 
 __all__ = [
     "ess",
@@ -28,7 +25,6 @@ __all__ = [
     "mean_log",
     "mean_log_error",
     "owners",
-    "pareto_khat",
     "relative_variance",
     "resolution",
     "robust_width",
@@ -101,13 +97,6 @@ def relative_variance(log_weights: np.ndarray) -> float:
     """Returns the variance of weights over their squared mean; infinite where all are zero."""
     size = float(ess(log_weights, np))
     return len(log_weights) / size - 1 if size else float("inf")
-
-
-def pareto_khat(log_weights: np.ndarray) -> float:
-    """Returns the Pareto shape of the weights' tail; infinite where too few are in it to tell."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # too few tail samples: infinity says so
-        return float(psis_khat(log_weights))
 
 
 def resolution(log_weights: np.ndarray) -> float:

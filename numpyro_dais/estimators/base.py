@@ -398,7 +398,8 @@ class Estimator:
             is_zero=particles.is_zero,
             history=history,
             target_error=tuned.target_error,
-            remarks=tuned.remarks + ((remark_on_factors(free),) if free else ()),
+            remarks=(remark_on_factors(free),) if free else (),
+            findings=tuned.findings,
         )
         return evidence, target
 

@@ -136,6 +136,8 @@ def _with_ratio(evidence: Evidence, log_ratio: np.ndarray) -> Evidence:
         reverse_log_weights=None,
         num_chains=None,
         target_error=None,
+        history=(),
+        findings=None,
     )
 
 

@@ -6,7 +6,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-import math
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,27 +17,19 @@ from numpyro.diagnostics import effective_sample_size
 
 from numpyro_dais._util import weights
 from numpyro_dais._util.concreteness import is_concrete, put_beside
+from numpyro_dais._util.tails import FEWEST_WEIGHTS, Tail, error_with_tail, tail_of
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.results.bennett import Bennett, bennett
+from numpyro_dais.sampler.findings import Findings
 from numpyro_dais.sampler.rounds import Round
 from numpyro_dais.sampler.settings import Settings
 
 if TYPE_CHECKING:
     from numpyro_dais.results.bayes_factor import LogBayesFactor
+    from numpyro_dais.results.diagnostics import Diagnostics
     from numpyro_dais.results.draws import Expectation
 
 __all__ = ["Evidence"]
-
-# The fewest weights with a k-hat: the tail is their largest fifth, and NumPyro fits no tail of less
-# than five.
-_KHAT_MIN_WEIGHTS = 25
-
-# The share of the weights that is their tail at most, by Vehtari et al. (2024).
-_TAIL_SHARE = 0.2
-
-# Log weights within so many neighbouring floating-point numbers count as equal. A round number, for
-# rounding along a chain not to pass for a tail.
-_EQUAL_WITHIN = 8
 
 
 @partial(
@@ -62,6 +53,7 @@ _EQUAL_WITHIN = 8
         "island_size",
         "history",
         "target_error",
+        "findings",
     ],
 )
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,6 +91,8 @@ class Evidence:
     :param history: the rounds of a self-tuned run, the last of which is this result; see
         :class:`~numpyro_dais.sampler.rounds.Round`. None are there if settings were given.
     :param target_error: the error that a self-tuned run aimed at; None if there was no goal.
+    :param findings: what tuning has seen of the posterior; None if it did not look for a start.
+        :attr:`diagnostics` reads it.
     """
 
     log_weights: jax.Array
@@ -117,6 +111,7 @@ class Evidence:
     history: tuple[Round, ...] = ()
     target_error: float | None = None
     remarks: tuple[str, ...] = ()
+    findings: Findings | None = None
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -165,11 +160,20 @@ class Evidence:
     @property
     def standard_error(self) -> jax.Array:
         """
-        The jackknife standard error of :attr:`log_evidence`; infinite when it cannot be known, as
-        with one particle.
+        The standard error of :attr:`log_evidence`; infinite when it cannot be known, as with one
+        particle.
+
+        It is the larger of two: the jackknife's, and one that allows for large weights which have
+        not been met, by a fit of the weights' tail (see :mod:`numpyro_dais._util.tails`). The
+        second is half of the distance within which the log evidence lies with a probability of
+        0.95. It takes concrete values and 25 weights, and a tail that has a mean; under
+        :func:`jax.jit` and other tracing, and with fewer weights, the jackknife's stands alone.
+        With reverse chains, the error is that of Bennett's acceptance ratio.
         """
         if self.reverse_log_weights is not None:
             return self._bennett(self.num_effective_draws).standard_error
+        if is_concrete(self.log_weights):
+            return self._error_with_tail
         return self._read(weights.log_mean_error, self.log_weights)
 
     @property
@@ -277,18 +281,16 @@ class Evidence:
     @cached_property
     def khat(self) -> float | np.ndarray | None:
         r"""
-        The Pareto shape :math:`\hat k` of the weights' tail, or None below 25 particles. Above 0.7
-        the estimate and its error are not to be trusted (Vehtari et al. 2024). Computed on the
-        host.
+        The Pareto shape :math:`\hat k` of the weights' tail, or None below 25 particles
+        (Vehtari et al. 2024); below a hundred it is hardly known. The error allows for it, but
+        above 0.7 neither that nor the estimate is to be trusted. Computed on the host.
         """
         self._require_concrete("khat")
-        if self.num_weights < _KHAT_MIN_WEIGHTS:
+        if self.num_weights < FEWEST_WEIGHTS:
             return None
-        log_weights = np.asarray(self._particles_first(self.log_weights))
-        tolerance = _EQUAL_WITHIN * weights.resolution(log_weights)
-        columns = log_weights.astype(np.float64).reshape(self.num_weights, -1).T
-        khats = np.array([_khat(column, tolerance) for column in columns])
-        return khats.reshape(log_weights.shape[1:]) if log_weights.ndim > 1 else float(khats[0])
+        khats = np.array([tail.shape for tail in self._tails])
+        shape = self._particles_first(self.log_weights).shape[1:]
+        return khats.reshape(shape) if shape else float(khats[0])
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -297,6 +299,18 @@ class Evidence:
 
         self._require_concrete("warnings")
         return find_faults(self)
+
+    @cached_property
+    def diagnostics(self) -> "Diagnostics":
+        """
+        The error budget: statistical error, tail of the weights, mass that may be missed, and how
+        other estimates of the same number agree. See
+        :class:`~numpyro_dais.results.diagnostics.Diagnostics`.
+        """
+        from numpyro_dais.results.diagnostics import diagnose
+
+        self._require_concrete("diagnostics")
+        return diagnose(self)
 
     def samples(self, rng_key: jax.Array | None = None, num_samples: int | None = None) -> dict:
         """
@@ -402,6 +416,28 @@ class Evidence:
                 "outside jit, vmap and grad."
             )
 
+    @cached_property
+    def _tails(self) -> tuple[Tail, ...]:
+        """The tail of each run of a batch and element of a plate."""
+        log_weights = np.asarray(self._particles_first(self.log_weights))
+        resolution = weights.resolution(log_weights)
+        columns = log_weights.astype(np.float64).reshape(self.num_weights, -1).T
+        return tuple(tail_of(column, resolution) for column in columns)
+
+    @cached_property
+    def _error_with_tail(self) -> jax.Array:
+        """The larger of the jackknife's error and that of the tail, on concrete values."""
+        if self.num_weights < FEWEST_WEIGHTS:
+            return self._read(weights.log_mean_error, self.log_weights)
+
+        def error(log_weights: Any, _: ModuleType) -> Any:
+            columns = log_weights.reshape(self.num_weights, -1).T
+            pairs = zip(columns, self._tails, strict=True)
+            errors = [error_with_tail(column, tail) for column, tail in pairs]
+            return np.array(errors).reshape(log_weights.shape[1:])
+
+        return self._read(error, self.log_weights)
+
     def _count_nonfinite(self, is_left_out: Any = False) -> jax.Array:
         axes = tuple(range(len(self.batch_shape), self.log_weights.ndim))
         if not is_concrete((self.log_weights, is_left_out)):
@@ -433,14 +469,3 @@ class Evidence:
         with np.errstate(all="ignore"):
             value = np.asarray(fn(np.asarray(weights_first, np.float64), np))
         return put_beside(value.astype(log_weights.dtype), log_weights)
-
-
-def _khat(log_weights: np.ndarray, tolerance: float) -> float:
-    """Returns k-hat: infinite without weights, zero where those of the tail are equal."""
-    finite = np.sort(log_weights[np.isfinite(log_weights)])
-    if not len(finite):
-        return float("inf")
-    tail = finite[-math.ceil(_TAIL_SHARE * len(log_weights)) :]
-    if np.ptp(tail) <= tolerance:
-        return 0.0  # a tail of equal weights, as inside of a hard constraint, has nothing to fit
-    return weights.pareto_khat(log_weights)

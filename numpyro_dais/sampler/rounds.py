@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_dais._util.weights import log_mean, log_mean_error, mean_log
+from numpyro_dais._util.tails import FEWEST_WEIGHTS, error_with_tail, tail_of
+from numpyro_dais._util.weights import log_mean, log_mean_error, mean_log, resolution
 
 __all__ = ["Round", "round_of"]
 
@@ -21,7 +22,7 @@ class Round(NamedTuple):
     :param num_gradients: gradients that were spent up to its end, all tuning included.
     :param seconds: seconds up to its end.
     :param log_evidence: its estimate.
-    :param standard_error: of the estimate.
+    :param standard_error: of the estimate, with what the tail of its weights leaves open.
     :param lower_bound: the mean log weight.
     :param barrier: the length of the path as its chains have felt it; see
         :func:`numpyro_dais.tuning.trials.barrier_of`. NaN without steps.
@@ -55,15 +56,19 @@ def round_of(
     :param barrier: the length of the path.
     :param num_particles: the number of particles, if it is not that of the weights.
     """
+    spacing = resolution(np.asarray(log_weights))
     log_weights = np.asarray(log_weights, np.float64)
     with np.errstate(all="ignore"):
+        error = float(log_mean_error(log_weights, np))
+        if len(log_weights) >= FEWEST_WEIGHTS:
+            error = error_with_tail(log_weights, tail_of(log_weights, spacing))
         return Round(
             num_steps,
             len(log_weights) if num_particles is None else num_particles,
             int(np.ceil(num_gradients)),
             seconds,
             float(log_mean(log_weights, np)),
-            float(log_mean_error(log_weights, np)),
+            error,
             float(mean_log(log_weights, np)),
             barrier,
         )

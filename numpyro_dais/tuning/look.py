@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import stdtrit
 
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.programs import program
-from numpyro_dais._util.weights import ess, log_mean
+from numpyro_dais._util.weights import ess, log_mean, log_mean_error
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.tuning.population import MOVE, measure_path
 
@@ -58,6 +59,7 @@ class Look(NamedTuple):
     :param has_power: whether they have seen what the fit has seen.
     :param places: particles that were found there, ``[num_found, num_dims]``.
     :param num_gradients: what it has cost.
+    :param standard_error: of the estimate, over populations; half of what Student's t has at 95 %.
     """
 
     share: float
@@ -67,6 +69,7 @@ class Look(NamedTuple):
     has_power: bool
     places: np.ndarray
     num_gradients: float
+    standard_error: float = math.inf
 
     @property
     def is_found(self) -> bool:
@@ -148,7 +151,16 @@ def second_look(
         log_evidence > log_fit - _FAR_BELOW,
         np.concatenate(places),
         num_gradients,
+        _error(np.array(log_evidences)),
     )
+
+
+def _error(log_evidences: np.ndarray) -> float:
+    """The error of the estimate, wider where it is itself from a few populations only."""
+    if len(log_evidences) < 2:
+        return math.inf
+    student = stdtrit(len(log_evidences) - 1, 0.975) / stdtrit(np.inf, 0.975)
+    return float(student * log_mean_error(log_evidences, np))
 
 
 @program(is_brief=True)

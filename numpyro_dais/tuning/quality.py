@@ -10,12 +10,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_dais._util.weights import (
-    log_mean,
-    log_mean_error,
-    pareto_khat,
-    relative_variance,
-)
+from numpyro_dais._util.tails import pareto_khat
+from numpyro_dais._util.weights import log_mean, log_mean_error, relative_variance
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.mixture import Mixture
 from numpyro_dais.sampler.particles import Run

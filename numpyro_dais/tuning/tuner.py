@@ -23,6 +23,7 @@ import numpy as np
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais.model.traced import TracedTarget
+from numpyro_dais.sampler.findings import Findings, MissedMass, ModeCount, not_looked
 from numpyro_dais.sampler.mixture import Mixture
 from numpyro_dais.sampler.particles import Run
 from numpyro_dais.sampler.rounds import Round, round_of
@@ -37,6 +38,7 @@ from numpyro_dais.tuning.curvature_path import (
 )
 from numpyro_dais.tuning.fitting import Found, find_start
 from numpyro_dais.tuning.goal import DEFAULT_NUM_PARTICLES, Goal
+from numpyro_dais.tuning.laplace import MAX_COUPLED_DIMS
 from numpyro_dais.tuning.plan import (
     ISLAND_SIZE,
     MAX_WORDS,
@@ -143,7 +145,7 @@ class Tuned(NamedTuple):
     :param history: the rounds before it.
     :param finished: the last round itself, if it was run already: time is up.
     :param note: why, in words.
-    :param remarks: words on what was seen on the way, which are no faults.
+    :param findings: what was seen of the posterior on the way; None if no start was looked for.
     :param is_resampled: whether the particles of the last round are to be resampled in islands.
     :param run: what runs the chains of the last round; None for the estimator's own way.
     :param bar: the progress bar, if one is shown.
@@ -155,7 +157,7 @@ class Tuned(NamedTuple):
     history: tuple[Round, ...] = ()
     finished: Run | None = None
     note: str = ""
-    remarks: tuple[str, ...] = ()
+    findings: Findings | None = None
     is_resampled: bool = False
     run: Callable[..., tuple[Run, np.ndarray]] | None = None
     bar: RoundsBar | None = None
@@ -192,7 +194,8 @@ class _Tuner:
         self.last: Trial | Fit | None = None
         self.own: Fit | None = None
         self.fit_notes = ""
-        self.remarks: tuple[str, ...] = ()
+        self.found: Found | None = None
+        self.pilot: float | None = None
         self.began = time.perf_counter()
         # What the run itself may cost, of which tuning takes shares.
         self.size = float(goal.budget)
@@ -239,7 +242,7 @@ class _Tuner:
         if isinstance(self.last, Fit):
             note = f"{reason}: this is the last round that was finished, of draws without steps."
             settings = self._settings(no_steps(), self.last.mixture, len(self.last.log_weights))
-            return Tuned(settings, history, note=note)
+            return Tuned(settings, history, note=note, findings=self._findings(settings))
         assert self.last is not None
         trial = self.last
         note = (
@@ -249,7 +252,7 @@ class _Tuner:
         candidate = trial.candidate
         settings = candidate.at(trial.num_steps)
         settings = self._settings(settings, candidate.start, len(trial.log_weights))
-        return Tuned(settings, history, trial.run, note)
+        return Tuned(settings, history, trial.run, note, self._findings(settings))
 
     def _settings(self, chain: Settings, start: Mixture | None, num_particles: int) -> Settings:
         return chain._replace(
@@ -262,7 +265,20 @@ class _Tuner:
     def _tuned(self, settings: Settings, is_resampled: bool = False, note: str = "") -> Tuned:
         early = None if not self.history else partial(self.finish_early, "Interrupted")
         history = tuple(self.history)
-        return Tuned(settings, history, note=note, is_resampled=is_resampled, early=early)
+        findings = self._findings(settings)
+        return Tuned(settings, history, None, note, findings, is_resampled, early=early)
+
+    def _findings(self, settings: Settings) -> Findings | None:
+        """All that was seen of the posterior, for a result with these settings."""
+        if self.found is None:
+            return None
+        modes, mass = self.found.modes, _missed_mass(self.found, self.target.tracing.num_dims)
+        count = ModeCount(modes.num_modes, modes.num_searches, modes.unseen_share)
+        if settings.start is None:
+            # The fit that was looked at is not what is reported.
+            reason = "particles begin at the start itself, and not at a fit"
+            mass = mass._replace(outcome="not looked", share=None, reason=reason)
+        return Findings(mass, count if modes.num_searches else None, self.pilot)
 
     # --- starts ---------------------------------------------------------------------------------
 
@@ -272,13 +288,12 @@ class _Tuner:
         key = named_key(self.rng_key, "fit")
         found = find_start(key, self.target, self.goal, self.tools.draw)
         self.spent += found.num_gradients
+        self.found = found
         if found.modes.num_searches:
             self.words.append(found.modes.words)
         self.fit_notes = _notes_on(found)
         if found.look is not None:
             self.words.append(found.look.words)
-            if not found.look.is_found:
-                self.remarks = (f"{found.look.words}.",)
         if found.fit is not None:
             self._keep(found.fit)
         return found.fit
@@ -302,8 +317,7 @@ class _Tuner:
         )
         note = "" if fit.mixture is None else self.fit_notes
         settings = self._settings(no_steps(), fit.mixture, plan.num_particles)
-        remarks = () if fit.mixture is None else self.remarks
-        return self._tuned(settings, note=note)._replace(remarks=remarks)
+        return self._tuned(settings, note=note)
 
     def _is_full(self, plan: Plan) -> bool:
         """True if memory has room for no more draws, and they were wanted."""
@@ -387,6 +401,7 @@ class _Tuner:
             max_dense_dims=_MAX_MEASURED_DIMS,
         )
         self.spent += measured.num_gradients
+        self.pilot = measured.log_evidence if measured.is_seen else None
         if self.goal.num_steps is None and measured.has_zeros:
             # A hard constraint has no mode to fit at its edge, and chains run against it; but draws
             # of the start, of weight zero or not, see all of it.
@@ -537,6 +552,25 @@ def _notes_on(found: Found) -> str:
     if found.look is not None and found.look.is_found:
         notes.append(_LACKING.format(found.look.words))
     return " ".join(notes)
+
+
+def _missed_mass(found: Found, num_dims: int) -> MissedMass:
+    """The outcome of a second look, or why there was none."""
+    look = found.look
+    if look is None:
+        if found.fit is None:
+            return not_looked("there is no fit")
+        if found.fit.quality.khat >= LARGEST_KHAT:
+            return not_looked("the fit is too poor to be checked")
+        if num_dims > MAX_COUPLED_DIMS:
+            return not_looked(f"there are {num_dims} dimensions")
+        return not_looked("the budget is too small")
+    estimate = look.log_evidence, look.standard_error
+    if look.is_found:
+        return MissedMass("found", look.share, "", *estimate)
+    if look.has_power:
+        return MissedMass("none found", look.smallest_share, "", *estimate)
+    return MissedMass("no power")
 
 
 def _note(trial: Trial, plan: Plan) -> str:

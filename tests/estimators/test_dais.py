@@ -141,14 +141,14 @@ def test_traces_do_not_depend_on_the_number_of_steps(data):
 
 def test_jit_and_vmap_agree_with_the_plain_call(data):
     X, y = data
-    estimator = DAIS(cases.regression, num_particles=64, num_steps=200, step_size=0.08)
+    estimator = DAIS(cases.regression, num_particles=128, num_steps=200, step_size=0.08)
     keys = random.split(random.key(3), 2)
     offsets = jnp.array([0.0, 0.5])
     plain = [estimator.log_evidence(key, X, y + c) for key, c in zip(keys, offsets, strict=True)]
     jitted = jax.jit(estimator.log_evidence)(keys[1], X, y + 0.5)
     np.testing.assert_allclose(jitted.log_weights, plain[1].log_weights, rtol=1e-4)
     assert float(jitted) == pytest.approx(float(plain[1]), abs=1e-3)
-    assert jitted.samples()["w"].shape == (64, 3)
+    assert jitted.samples()["w"].shape == (128, 3)
     batched = jax.vmap(lambda key, c: estimator.log_evidence(key, X, y + c).log_evidence)
     np.testing.assert_allclose(
         batched(keys, offsets), [float(evidence) for evidence in plain], atol=1e-2

@@ -85,6 +85,8 @@ def test_a_look_finds_what_a_fit_lacks(modes):
         second_look(random.key(seed), target, started, fit.log_weights, 10_000) for seed in range(5)
     ]
     assert all(look.has_power and look.num_gradients <= 10_000 for look in looks)
+    # The populations know the evidence of both modes, whatever the fit is.
+    assert all(abs(look.log_evidence) < 6 * look.standard_error < 3 for look in looks)
     if len(modes) == 2:
         assert not any(look.is_found for look in looks)
         assert "no mass that the fit lacks; it would have seen" in looks[0].words
@@ -110,8 +112,10 @@ def test_a_mode_that_no_search_has_met_is_fitted_after_a_look(monkeypatch):
     assert evidence.settings.start.num_modes >= 2
     assert not evidence.warnings
     assert any("32 searches have met one mode" in line for line in evidence.settings.decision.lines)
-    assert any("no mass that the fit lacks" in remark for remark in evidence.remarks)
-    assert "Note: a second look" in str(evidence)
+    assert evidence.diagnostics.missed_mass.outcome == "none found"
+    assert evidence.diagnostics.modes.words == "one mode in 32 searches"
+    assert "missed mass: none above" in str(evidence)
+    assert evidence.remarks == ()
 
 
 def test_a_look_that_cannot_be_paid_or_sees_nothing_says_so():
@@ -137,6 +141,7 @@ def test_mass_that_stays_out_of_reach_is_a_warning(monkeypatch):
         evidence = DAIS(model).log_evidence(random.key(0))
     assert np.isfinite(float(evidence))
     assert evidence.settings.num_steps == 0
+    assert evidence.diagnostics.missed_mass[:2] == ("found", 0.3)
     # Chains from the fit lack it as well.
     with pytest.warns(UserWarning, match="may be too low: a second look"):
         evidence = DAIS(model, num_steps=8, num_particles=64).log_evidence(random.key(0))
