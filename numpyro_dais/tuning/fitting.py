@@ -93,6 +93,9 @@ _MAX_COVERED = 4
 # Steps of a fit that follows its draws, at most, and how many of them may be in vain. The first go
 # by few draws of a bad fit, and are often no better; with one or two, bent ridges stayed bad.
 _MAX_FOLLOWED, _MAX_IN_VAIN = 8, 4
+# Modes of a mixture that follows its draws, at most: with 157 in five dimensions it took half a
+# minute. A round number.
+_MAX_FOLLOWED_MODES = 32
 # Dimensions up to which a fit follows its draws before all variational fits are done, which cost
 # more: above, matrices have too many elements for a few thousand draws. A round number.
 _MAX_FIRST_FOLLOWED = 12
@@ -198,7 +201,7 @@ class _Attempt:
         # A fit around one of them would look good, and miss the others.
         several = self._fit_many_modes(mixture)
         if mixture.components.coupling is not None and self._is_worth(several):
-            several = self._better(several, self._cover(mixture))
+            several = self._better(several, self._cover(mixture) or several)
         several = self._followed(several)
         if several.quality.khat < HOPELESS_KHAT or not self._is_affordable():
             return several
@@ -212,10 +215,11 @@ class _Attempt:
                 return fit
         return min(one, other, key=lambda fit: fit.quality.score)
 
-    def _cover(self, mixture: Mixture) -> Fit:
+    def _cover(self, mixture: Mixture) -> Fit | None:
         """
         Variational fits around modes, one after the other, of which each is left out that an
-        earlier fit has room for: many modes may be places of one shell or ridge.
+        earlier fit has room for: many modes may be places of one shell or ridge. None if one of
+        the fits has failed.
         """
         components = with_prior(mixture.components)
         every = [jax.tree.map(lambda x, i=i: x[i], components) for i in range(mixture.num_modes)]
@@ -226,7 +230,7 @@ class _Attempt:
         while left and len(fitted) < _MAX_COVERED and self._is_affordable():
             component, elbo = self._variational(every[left.pop(0)], _LEARNING_RATES[0])
             if not np.isfinite(elbo):
-                continue
+                return None
             fitted.append(component)
             elbos.append(elbo)
             squares = np.sum(np.asarray(noise_at(component, components.loc)) ** 2, axis=1)
@@ -372,7 +376,8 @@ class _Attempt:
     def _followed(self, fit: Fit) -> Fit:
         """A fit that follows its draws, and those of its steps on the way, while that pays."""
         assert fit.mixture is not None
-        if fit.mixture.components.slopes is None:
+        is_large = fit.mixture.num_modes > _MAX_FOLLOWED_MODES
+        if is_large or fit.mixture.components.slopes is None:
             return fit
         components = with_bend(fit.mixture.components)
         mixture = fit.mixture._replace(components=components, tail_share=_WIDE_TAIL_SHARE)
