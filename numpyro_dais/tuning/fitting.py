@@ -99,10 +99,10 @@ _MAX_FOLLOWED_MODES = 32
 # Dimensions up to which a fit follows its draws before all variational fits are done, which cost
 # more: above, matrices have too many elements for a few thousand draws. A round number.
 _MAX_FIRST_FOLLOWED = 12
-# A fit follows its draws where their k-hat is larger or, in few dimensions, where those that it needs
-# cost more than a share of the budget: following takes seconds, and draws do not. At a k-hat of 0.3
-# regressions in 50 and 61 dimensions took ten times as long for the same error, and the first call
-# of the eight schools three times as long as NUTS.
+# A fit follows its draws where their k-hat is larger or, in few dimensions, where those that it
+# needs cost more than a share of the budget: following takes seconds, and draws do not. At a k-hat
+# of 0.3 regressions in 50 and 61 dimensions took ten times as long for the same error, and the
+# first call of the eight schools three times as long as NUTS.
 _FOLLOWED_KHAT, _CHEAP_SHARE = 0.5, 0.25
 # Of the draws of a fit that follows its own: the share whose noise is Student-t, since what it
 # follows has heavy weights. A round number.

@@ -44,6 +44,8 @@ _FAR_BELOW, _HOPELESSLY_BELOW = 1.0, 4.0
 # Independent particles that a share of the evidence is missed by all of at a chance of one in
 # twenty, times that share.
 _NUM_TO_SEE = 3.0
+# Independent particles without which a look has no power: it would see half of the evidence.
+_FEWEST_INDEPENDENT = 2 * _NUM_TO_SEE
 
 
 class Look(NamedTuple):
@@ -56,7 +58,7 @@ class Look(NamedTuple):
     :param log_evidence: the estimate of the populations.
     :param num_independent: particles that all of them are worth: those that descend from one draw
         of the start are one.
-    :param has_power: whether they have seen what the fit has seen.
+    :param has_power: whether they are enough, and have seen what the fit has seen.
     :param places: particles that were found there, ``[num_found, num_dims]``.
     :param num_gradients: what it has cost.
     :param standard_error: of the estimate, over populations; half of what Student's t has at 95 %.
@@ -90,7 +92,7 @@ class Look(NamedTuple):
                 f"{self.share:.0%} of what it has"
             )
         if not self.has_power:
-            return "a second look, from the prior, had no power: its particles did not get there"
+            return "a second look, from the prior, had no power: too few of its particles got there"
         return (
             "a second look, from the prior, has found no mass that the fit lacks; it would have seen "
             f"{self.smallest_share:.0%} of the evidence"
@@ -143,12 +145,14 @@ def second_look(
         if not np.any(shares) and max(log_evidences) < log_fit - _HOPELESSLY_BELOW:
             break
     log_evidence = float(log_mean(np.array(log_evidences), np))
+    num_independent = float(ess(np.concatenate(families), np))
+    is_near = log_evidence > log_fit - _FAR_BELOW
     return Look(
         float(np.mean(shares)),
         int(np.count_nonzero(shares)),
         log_evidence,
-        float(ess(np.concatenate(families), np)),
-        log_evidence > log_fit - _FAR_BELOW,
+        num_independent,
+        is_near and num_independent >= _FEWEST_INDEPENDENT,
         np.concatenate(places),
         num_gradients,
         _error(np.array(log_evidences)),
