@@ -209,6 +209,7 @@ def _rescue(
 
     def one_by_one() -> list:
         """The sum of the gradients of one element of one particle each."""
+
         def add(total: list, index: jax.Array) -> tuple[list, None]:
             is_this = jnp.zeros(lost.size, bool).at[index].set(True).reshape(lost.shape)
             particle = index // (lost.size // len(lost))
