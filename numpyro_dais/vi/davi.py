@@ -22,7 +22,7 @@ from numpyro_dais._util.programs import program
 from numpyro_dais._util.weights import log_mean
 from numpyro_dais.estimators.arguments import explain_keywords
 from numpyro_dais.model.dynamics import check_dynamics, with_data_plate
-from numpyro_dais.model.guide import check_guide, guide_scale, pieces_of, seeded_trace
+from numpyro_dais.model.guide import DENSE_GUIDES, check_guide, guide_scale, pieces_of, seeded_trace
 from numpyro_dais.model.inspection import trace_model
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.subsampling import (
@@ -33,7 +33,7 @@ from numpyro_dais.model.subsampling import (
     subsampled_sizes,
     warn_of_noise,
 )
-from numpyro_dais.model.target import make_target
+from numpyro_dais.model.target import ModelTarget, make_target
 from numpyro_dais.model.traced import TracedTarget
 from numpyro_dais.sampler.kernel import UNCORRECTED
 from numpyro_dais.sampler.loop import Memory, check_memory
@@ -272,13 +272,15 @@ class DAVI(ELBO):
         problem: Problem,
         target: Target,
         num_steps: int | None = None,
+        is_in_noise: bool = False,
     ) -> Settings:
         """The settings at arguments of the model."""
         # Elements of a plate share their settings: the guide's scale of each is no unit for them.
-        settings = self._settings(params, None if problem.plates else problem.guide, num_steps)
+        has_unit = not (problem.plates or is_in_noise)
+        settings = self._settings(params, problem.guide if has_unit else None, num_steps)
         if not self.is_curvature_followed or not settings.num_steps:
             return settings
-        return follow_curvature(settings, target, self.is_whitened and not problem.plates)
+        return follow_curvature(settings, target, self.is_whitened and has_unit)
 
     def loss_with_mutable_state(
         self,
@@ -302,8 +304,12 @@ class DAVI(ELBO):
         """
         problem, scale = self._problem(rng_key, param_map, model, guide, args, kwargs)
         learn = self._learnable.learned(param_map)
-        target = make_target(problem)
-        settings = self._settings_at(param_map, problem, target)
+        # The same chains as with the guide's covariance for a unit, in less than half of the time.
+        is_in_noise = (
+            self.is_whitened and not problem.plates and isinstance(problem.guide, DENSE_GUIDES)
+        )
+        target = make_target(problem, is_in_noise=is_in_noise)
+        settings = self._settings_at(param_map, problem, target, is_in_noise=is_in_noise)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
             particle_keys(run_key, self.num_particles),
@@ -318,7 +324,7 @@ class DAVI(ELBO):
             entropy = schedule_entropy(param_map)
             weight = self.entropy_weight * scale * bounds.size
             loss = loss - weight * (entropy - lax.stop_gradient(entropy))
-        return {"loss": loss, "mutable_state": _mutable_state(problem, run) or None}
+        return {"loss": loss, "mutable_state": _mutable_state(problem, target, run) or None}
 
     def estimator(
         self,
@@ -570,7 +576,7 @@ def _check_can_be_fitted(guide: Any) -> None:
             )
 
 
-def _mutable_state(problem: Problem, run: Run) -> dict[str, Any]:
+def _mutable_state(problem: Problem, target: ModelTarget, run: Run) -> dict[str, Any]:
     """
     The ``mutable`` sites after one run of the guide, and of the model where the first particle
     ended.
@@ -579,7 +585,7 @@ def _mutable_state(problem: Problem, run: Run) -> dict[str, Any]:
     traces.append(trace_model(problem, random.key(0)))
     if not any(site["type"] == "mutable" for trace in traces for site in trace.values()):
         return {}
-    values = make_target(problem).constrain_fn(lax.stop_gradient(run.positions[0]))
+    values = target.constrain_fn(lax.stop_gradient(run.positions[0]))
     model = handlers.substitute(handlers.seed(problem.prepared_model, random.key(0)), data=values)
     traces[-1] = handlers.trace(model).get_trace(*problem.args, **problem.kwargs)
     return {
