@@ -253,6 +253,10 @@ class DAVI(ELBO):
         learn = self._learnable.learned(params)
         is_scaled = guide is not None and self.is_whitened
         scale = guide_scale(_unwrap(guide), params) if is_scaled else None
+        if scale is not None and self.is_curvature_followed:
+            # Steps are as long as the curvature allows, whatever the unit. With a gradient through
+            # the unit alone a narrower guide would seem to have shorter steps, and stay wide.
+            scale = lax.stop_gradient(scale)
         is_diagonal = scale is not None and scale.ndim == 1
         if is_diagonal and "mass" in learn and not self.is_curvature_followed:
             scale = None
@@ -305,8 +309,12 @@ class DAVI(ELBO):
         problem, scale = self._problem(rng_key, param_map, model, guide, args, kwargs)
         learn = self._learnable.learned(param_map)
         # The same chains as with the guide's covariance for a unit, in less than half of the time.
+        # Their gradient goes through the unit, which it must not where steps follow the curvature.
         is_in_noise = (
-            self.is_whitened and not problem.plates and isinstance(problem.guide, DENSE_GUIDES)
+            self.is_whitened
+            and not self.is_curvature_followed
+            and not problem.plates
+            and isinstance(problem.guide, DENSE_GUIDES)
         )
         target = make_target(problem, is_in_noise=is_in_noise)
         settings = self._settings_at(param_map, problem, target, is_in_noise=is_in_noise)
