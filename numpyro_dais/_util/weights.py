@@ -37,9 +37,14 @@ _NORMAL_RANGE = 1.349
 
 
 def log_mean(log_weights: Any, xp: ModuleType = jnp) -> Any:
-    """Returns the log of the mean weight, along the first axis."""
+    """
+    Returns the log of the mean weight, along the first axis. Where all weights are zero it is minus
+    infinity, with a gradient of zero.
+    """
     if xp is jnp:
-        return logsumexp(log_weights, axis=0) - math.log(len(log_weights))
+        is_zero = jnp.all(jnp.isneginf(log_weights), axis=0)
+        total = logsumexp(jnp.where(is_zero, 0.0, log_weights), axis=0)
+        return jnp.where(is_zero, -jnp.inf, total) - math.log(len(log_weights))
     largest = largest_or_zero(log_weights, xp)
     return largest + xp.log(xp.mean(xp.exp(log_weights - largest), axis=0))
 

@@ -107,7 +107,7 @@ class Estimator:
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        problem = self._integrand.problem(args, kwargs)
+        problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
         problem = self._preparation.with_minibatch(rng_key, problem)
         problem = self._with_dynamics(rng_key, problem)
@@ -159,12 +159,12 @@ class Estimator:
         True
         """
         self._refuse_resampling("sandwich")
-        problem = self._integrand.problem(args, kwargs)
+        problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
         forward_key, reverse_key, draws_key = random.split(rng_key, 3)
         problem = self._with_dynamics(rng_key, problem)
         target = self._preparation.target(problem, rng_key)
-        num_draws = self._num_particles(self.settings)
+        num_draws = self._num_particles(self._settings(problem, target))
         draws = posterior_draws(
             draws_key, problem, target, posterior_samples, num_draws, num_chains
         )
@@ -205,11 +205,11 @@ class Estimator:
                 "certify simulates all the data, many times; got minibatch= or surrogate=, which are for data "
                 "too large for that. Certify settings on a part of the data, or use sandwich."
             )
-        problem = self._integrand.problem(args, kwargs)
+        problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
         target = self._preparation.target(problem, rng_key)
         tune_key, simulation_key = random.split(rng_key)
-        settings = self.settings
+        settings = self._settings(problem, target)
         if settings is None:  # a start fitted to these data is none for simulated ones
             tuned = self._tune(tune_key, problem, target, is_start_free=False)
             settings = _settings_of(tuned)
@@ -246,15 +246,15 @@ class Estimator:
             ascent on the bound. It pays where the same settings serve many runs.
         :param kwargs: keyword arguments of the model.
         """
-        if self.settings is not None and not refine:
+        if self.settings is not None and self._has_fixed_settings and not refine:
             return self.settings
-        problem = self._integrand.problem(args, kwargs)
+        problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
         check_on_host("tune", (problem, rng_key))
         problem = self._with_dynamics(rng_key, problem)
         target = self._preparation.target(problem, rng_key)
         tune_key, refine_key = random.split(rng_key)
-        settings = self.settings
+        settings = self._settings(problem, target)
         if settings is None:
             settings = _settings_of(self._tune(tune_key, problem, target))
         if self._surrogate == "quadratic":
@@ -273,9 +273,25 @@ class Estimator:
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        problem = self._integrand.problem(args, kwargs)
+        problem = self._problem(args, kwargs)
         check_on_host("fit_surrogate", problem)
         return self._fit_surrogate(self._preparation.with_data_plate(random.key(0), problem, None))
+
+    # Whether settings that are given are the same for all arguments of the model.
+    _has_fixed_settings = True
+
+    @property
+    def _method(self) -> str:
+        """The name of the method, for people."""
+        return type(self).__name__
+
+    def _problem(self, args: tuple, kwargs: dict) -> Problem:
+        """The problem at arguments of the model."""
+        return self._integrand.problem(args, kwargs)
+
+    def _settings(self, problem: Problem, target: TracedTarget) -> Settings | None:
+        """The settings of the chains at arguments of the model, or None if they are not known."""
+        return self.settings
 
     @property
     def _trial_config(self) -> RunConfig:
@@ -320,8 +336,7 @@ class Estimator:
     ) -> tuple[Evidence, TracedTarget]:
         began = time.perf_counter()
         tune_key, run_key = random.split(rng_key)
-        settings = self.settings
-        if settings is None and not is_concrete((problem, run_key)):
+        if self.settings is None and not is_concrete((problem, run_key)):
             raise ValueError(
                 "log_evidence needs complete settings under jit, vmap or grad, since a step size is "
                 f"found on the host. Pass step_size=, or settings={type(self).__name__}(...).tune(rng_key, "
@@ -329,6 +344,7 @@ class Estimator:
             )
         if target is None:
             target = self._preparation.target(problem, rng_key)
+        settings = self._settings(problem, target)
         if settings is not None:
             tuned = Tuned(settings)
         else:
@@ -389,7 +405,7 @@ class Estimator:
             is_start_finite=particles.is_start_finite,
             settings=settings._replace(step_size=particles.step_size),
             problem=problem,
-            method=type(self).__name__,
+            method=self._method,
             num_gradients=num_gradients
             + (0 if problem.surrogate is None else problem.surrogate.num_gradients),
             acceptance=particles.acceptance,

@@ -62,7 +62,7 @@ class DAIS(Estimator):
     is unbiased for :math:`p(D)`, and a differentiable function of everything that goes into it.
 
     The estimate comes with an error bar, but the error bar itself comes from the weights: read the
-    warnings. Gradients of a particle whose density was not finite are NaN.
+    warnings. A particle whose density was not finite has weight zero, and no part in gradients.
 
     **References**
 

@@ -40,6 +40,7 @@ from numpyro_dais.model.inspection import Trace, plate_axes_of, plates_of
 from numpyro_dais.model.problem import Problem
 
 __all__ = [
+    "DENSE_GUIDES",
     "FLOW_GUIDES",
     "Draw",
     "Part",
@@ -50,6 +51,7 @@ __all__ = [
     "guide_scale",
     "latent_sites",
     "pieces_of",
+    "position_order",
     "seeded_trace",
     "set_up",
     "traced_part",
@@ -57,6 +59,8 @@ __all__ = [
 
 # Guides that are a flow: chains run in the space of its noise.
 FLOW_GUIDES = (autoguide.AutoIAFNormal, autoguide.AutoBNAFNormal)
+# Gaussian guides with all correlations: draws are a matrix times noise.
+DENSE_GUIDES = (autoguide.AutoMultivariateNormal,)
 _BATCHED_GUIDES = (
     autoguide.AutoBatchedMultivariateNormal,
     autoguide.AutoBatchedLowRankMultivariateNormal,
@@ -183,9 +187,18 @@ def guide_scale(guide: Any, params: dict[str, Any]) -> jax.Array | None:
         scale = jnp.linalg.cholesky(posterior.covariance_matrix)
     else:
         return None
-    indices = unpack_fn(guide)(jnp.arange(guide.latent_dim, dtype=float))
-    order = make_layout(indices).ravel(indices).astype(int)
+    order = position_order(guide)
     return scale[order] if scale.ndim == 1 else scale[order][:, order]
+
+
+def position_order(guide: Any) -> jax.Array:
+    """
+    Returns the coordinates of an ``AutoContinuous`` in the order of a position.
+
+    :param guide: a guide that has seen the model.
+    """
+    indices = unpack_fn(guide)(jnp.arange(guide.latent_dim, dtype=float))
+    return make_layout(indices).ravel(indices).astype(int)
 
 
 def latent_sites(trace: Trace) -> Trace:

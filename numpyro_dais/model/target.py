@@ -12,13 +12,19 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro.distributions import Distribution
+from numpyro.distributions import Distribution, Normal
 from numpyro.distributions.transforms import ComposeTransform
 
-from numpyro_dais._util.numpyro_internals import unpack_fn
+from numpyro_dais._util.numpyro_internals import autoguide_posterior, unpack_fn
 from numpyro_dais.model.density import ModelDensity, Position, make_layout
 from numpyro_dais.model.dynamics import end_likelihood, step_likelihood
-from numpyro_dais.model.guide import FLOW_GUIDES, flow_posterior
+from numpyro_dais.model.guide import (
+    FLOW_GUIDES,
+    flow_posterior,
+    guide_scale,
+    position_order,
+    set_up,
+)
 from numpyro_dais.model.inspection import ModelStructure, inspect_model
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.start import make_start
@@ -46,18 +52,24 @@ class ModelTarget(NamedTuple):
     dynamics_fn: DynamicsFn | None = None
 
 
-def make_target(problem: Problem, structure: ModelStructure | None = None) -> ModelTarget:
+def make_target(
+    problem: Problem, structure: ModelStructure | None = None, is_in_noise: bool = False
+) -> ModelTarget:
     """
     Returns the target of a problem, or raises an error that says why there is none.
 
     :param problem: a model or potential function, its arguments and the start.
     :param structure: of the model, if it is known already; it takes a run of the model to find.
+    :param is_in_noise: whether positions are the noise behind a guide of :data:`DENSE_GUIDES`, in
+        which its covariance is the unit. Chains are the same, and need no triangular solves.
     """
     if problem.potential_fn is not None:
         return _potential_target(problem)
     density = ModelDensity(problem, structure or inspect_model(problem))
     if isinstance(problem.guide, FLOW_GUIDES):
         return _flow_target(problem, density)
+    if is_in_noise:
+        return _noise_target(problem, density)
     start = make_start(problem, density)
     is_start_prior = problem.guide is None and isinstance(problem.start, str)
 
@@ -117,12 +129,45 @@ def _flow_target(problem: Problem, density: ModelDensity) -> ModelTarget:
             f"{type(problem.guide).__name__} does not. Use AutoNormal, or leave plate= out."
         )
     posterior = flow_posterior(problem)
-    base, transform = posterior.base_dist, ComposeTransform(posterior.transforms)
+    transform = ComposeTransform(posterior.transforms)
     unpack = unpack_fn(problem.guide)
 
     def to_sites(noise: jax.Array) -> tuple[Position, jax.Array]:
         latent, intermediates = transform.call_with_intermediates(noise)
         return unpack(latent), transform.log_abs_det_jacobian(noise, latent, intermediates)
+
+    return _pulled_back(problem, density, posterior.base_dist, to_sites)
+
+
+def _noise_target(problem: Problem, density: ModelDensity) -> ModelTarget:
+    """Chains in the noise space of a Gaussian guide, in the order of positions."""
+    guide = set_up(problem.guide, problem)
+    scale, order = guide_scale(guide, problem.guide_params), position_order(guide)
+    assert scale is not None
+    loc = autoguide_posterior(guide, problem.guide_params).mean[order]
+    log_det = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(scale))))
+    base = Normal(jnp.zeros_like(loc), 1.0).to_event(1)
+
+    def to_sites(noise: jax.Array) -> tuple[Position, jax.Array]:
+        return density.layout.unravel(loc + scale @ noise), log_det
+
+    def sample_fn(rng_key: jax.Array) -> jax.Array:
+        """The noise behind the draw that a start makes of the same key, in a position's order."""
+        (guide_key,) = random.split(rng_key, 1)
+        return base.sample(guide_key)[order]
+
+    return _pulled_back(problem, density, base, to_sites)._replace(sample_fn=sample_fn)
+
+
+def _pulled_back(
+    problem: Problem,
+    density: ModelDensity,
+    base: Distribution,
+    to_sites: Callable[[jax.Array], tuple[Position, jax.Array]],
+) -> ModelTarget:
+    """
+    A target over noise, from the map to unconstrained values by site and its log determinant.
+    """
 
     def with_likelihood(likelihood_fn: LikelihoodFn, noise: jax.Array) -> LogDensities:
         values, log_det = to_sites(noise)

@@ -19,8 +19,9 @@ from numpyro_dais.sampler.chain import (
     run_chain,
     run_reverse_chain,
 )
-from numpyro_dais.sampler.kernel import UNCORRECTED, Transition
+from numpyro_dais.sampler.kernel import UNCORRECTED, Step, Transition
 from numpyro_dais.sampler.loop import Memory
+from numpyro_dais.sampler.lost import Travelled, travel
 from numpyro_dais.sampler.path import Target
 from numpyro_dais.sampler.reversible.gradient import Reversible, start_scale
 from numpyro_dais.sampler.settings import Settings
@@ -73,6 +74,7 @@ def run_particles(
     chunk_size: int | None = None,
     on_step: Callable[[jax.Array], None] | None = None,
     reversible: Reversible | None = None,
+    is_gradient_masked: bool = True,
 ) -> Run:
     """
     Returns particles that have gone from the start to the target.
@@ -85,18 +87,27 @@ def run_particles(
     :param chunk_size: how many run at a time; all if None.
     :param on_step: called with the index of each step.
     :param reversible: options of ``memory="reversible"``, but for its scale, which is the start's.
+    :param is_gradient_masked: whether a particle that is lost, or has no finite gradient, is left
+        out of gradients; see :mod:`numpyro_dais.sampler.lost`. Else they are NaN.
     """
     if memory == "reversible":
         reversible = (reversible or Reversible())._replace(scale=start_scale(target.sample_fn))
 
-    def particle(key: jax.Array) -> tuple[jax.Array, ChainResult]:
+    def particle(
+        key: jax.Array, frozen: jax.Array | None = None, begin: jax.Array | None = None
+    ) -> tuple[jax.Array, ChainResult]:
         start_key, chain_key = random.split(key)
         start = target.sample_fn(start_key)
+        steps = settings.steps(start.shape[-1])
+        position = jnp.where(jnp.isfinite(start), start, 0.0)
+        if frozen is not None and begin is not None:
+            position = jnp.where(frozen[..., None], begin, position)
+            steps = _frozen_steps(steps, frozen)
         end = run_chain(
             chain_key,
-            jnp.where(jnp.isfinite(start), start, 0.0),
+            position,
             target.log_densities_fn,
-            settings.steps(start.shape[-1]),
+            steps,
             memory,
             transition,
             on_step,
@@ -105,11 +116,28 @@ def run_particles(
         )
         return start, end
 
-    if chunk_size is None or chunk_size >= len(rng_keys):
-        starts, ends = jax.vmap(particle)(rng_keys)
-    else:
-        starts, ends = lax.map(particle, rng_keys, batch_size=chunk_size)
-    return _run_of(starts, ends, settings.step_size)
+    if transition.is_corrected or not is_gradient_masked:
+        if chunk_size is None or chunk_size >= len(rng_keys):
+            starts, ends = jax.vmap(particle)(rng_keys)
+        else:
+            starts, ends = lax.map(particle, rng_keys, batch_size=chunk_size)
+        return _run_of(starts, ends, settings.step_size)
+
+    def travelled(key: jax.Array, frozen: jax.Array, begin: jax.Array) -> Travelled:
+        start, end = particle(key, frozen, begin)
+        return Travelled(start, end.position, end.log_weight)
+
+    shape = jax.eval_shape(target.sample_fn, rng_keys[0])
+    run = travel(travelled, rng_keys, shape, chunk_size, memory == "reversible")
+    return _run_of(run.start, ChainResult(run.position, run.log_weight, None), settings.step_size)
+
+
+def _frozen_steps(steps: Step, frozen: jax.Array) -> Step:
+    """Settings of a chain that leaves elements where they are."""
+    step_size = steps.step_size
+    if frozen.ndim and step_size.ndim == 1:
+        step_size = step_size[:, None]
+    return steps._replace(step_size=jnp.where(frozen, 0.0, step_size))
 
 
 def join_runs(runs: Iterable[Run], num_weights: int) -> Run:

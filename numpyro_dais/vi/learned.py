@@ -36,12 +36,15 @@ class LearnableSettings(NamedTuple):
     :param learn: names of the learned ones, of ``LEARNABLE``.
     :param max_step_size: what learned step sizes stay below.
     :param is_mass_per_step: whether a learned mass differs from step to step.
+    :param is_optional: whether they are learned only if they are among the parameters, as with
+        :meth:`DAVI.guide`; else it is an error if they are not.
     """
 
     initial: Settings
     learn: tuple[str, ...]
     max_step_size: float
     is_mass_per_step: bool
+    is_optional: bool = False
 
     def declare(self, guide: Any, trace: Trace) -> None:
         """
@@ -71,15 +74,15 @@ class LearnableSettings(NamedTuple):
 
         :param params: parameters of a fit.
         """
-        self.require(params)
+        learn = self.learned(params)
         values: dict[str, Any] = {}
-        if "schedule" in self.learn:
+        if "schedule" in learn:
             values["schedule"] = _betas(params[_SCHEDULE])
-        if "step_size" in self.learn:
+        if "step_size" in learn:
             values["step_size"] = params[_STEP_SIZE]
-        if "damping" in self.learn:
+        if "damping" in learn:
             values["damping"] = params[_DAMPING]
-        if "mass" in self.learn:
+        if "mass" in learn:
             names = sorted(name for name in params if name.startswith(_MASS))
             values["mass"] = {name.removeprefix(_MASS): params[name] for name in names}
         return values
@@ -124,21 +127,32 @@ class LearnableSettings(NamedTuple):
         is_matrix = unit.ndim == 2
         return constant_matrix(unit, self.initial.num_steps) if is_matrix else unit
 
-    def require(self, params: dict[str, Any]) -> None:
-        """Raises an error unless every learned setting is among the parameters."""
+    def learned(self, params: dict[str, Any]) -> tuple[str, ...]:
+        """
+        Returns the names of the settings that are learned in a fit, or raises an error if one that
+        must be is not among its parameters.
+
+        :param params: parameters of the fit.
+        """
         prefixes = {
             "schedule": _SCHEDULE,
             "step_size": _STEP_SIZE,
             "damping": _DAMPING,
             "mass": _MASS,
         }
+        found = [
+            name for name in self.learn if any(param.startswith(prefixes[name]) for param in params)
+        ]
+        if self.is_optional:
+            return tuple(found)
         for name in self.learn:
-            if not any(param.startswith(prefixes[name]) for param in params):
+            if name not in found:
                 raise ValueError(
                     f"learn={self.learn!r} needs parameters of the loss, and {name!r} is not among them. Pass "
                     "davi.guide(guide) to SVI in place of the guide: SVI(model, davi.guide(guide), optim, "
                     "loss=davi)."
                 )
+        return self.learn
 
 
 class LearnedGuide:

@@ -39,6 +39,10 @@ SCRIPTS = {
         ["--num-steps", "2", "--num-iterations", "50"],
         ["0.345   1.255", "ELBO", "DAVI, K = 2"],
     ),
+    "gaussian_process.py": (
+        ["--num-points", "6", "--num-steps", "2", "--num-iterations", "20"],
+        ["log evidence", "exact", "ELBO", "DAVI, K = 2"],
+    ),
     "model_selection.py": (
         ["--num-particles", "64", "--num-steps", "32", "--sandwich-steps", "4"],
         ["log Bayes factor", "-30.903", "hierarchical, K = 32", "gap"],

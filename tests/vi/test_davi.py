@@ -537,7 +537,10 @@ CONSTRUCTOR_ERRORS = {
     "damping_zero": ({"damping": 0.0, "learn": ("damping",)}, r"\(0, 1\); got 0"),
     "schedule_zero": ({"schedule": [0.0, 1.0], "learn": ("schedule",)}, "must start above 0"),
     "schedule": ({"schedule": [0.5, 1.0], "num_steps": 3}, "2 betas for 3 steps"),
-    "cap": ({"learn": ("step_size",), "max_step_size": 0.01}, "above the initial step size"),
+    "cap": (
+        {"step_size": 0.1, "learn": ("step_size",), "max_step_size": 0.01},
+        "above the initial step size",
+    ),
     "entropy": ({"entropy_weight": -1.0}, "entropy_weight must be finite"),
     "memory": ({"memory": "none"}, "memory must be one of"),
 }
