@@ -324,12 +324,14 @@ def both_directions():
 def davi():
     """In units of the guide's scale."""
     guide, params = normal_guide()
-    return loss_and_gradient(DAVI(num_steps=4, num_particles=3), params, skewed, guide, Y)
+    return loss_and_gradient(
+        DAVI(num_steps=4, num_particles=3, step_size=0.1), params, skewed, guide, Y
+    )
 
 
 def davi_learned():
     """All settings learned, and the estimator that goes on with them."""
-    davi = DAVI(num_steps=4, learn=("schedule", "step_size", "damping", "mass"))
+    davi = DAVI(num_steps=4, step_size=0.1, learn=("schedule", "step_size", "damping", "mass"))
     guide = davi.guide(skewed_guide)
     params = guide_params(guide, Y, prior_mean=-0.2)
     estimator = davi.estimator(skewed, guide, params, num_steps=6, **PARTICLES)
@@ -340,10 +342,10 @@ def davi_learned():
 def davi_minibatches():
     """A subsampled plate of independent elements, and one around the data of a global latent."""
     params = {"weight": 0.6, "scale": 0.7}
-    davi = DAVI(num_steps=4, num_particles=3)
+    davi = DAVI(num_steps=4, num_particles=3, step_size=0.1)
     local = loss_and_gradient(davi, params, normal_means, normal_means_guide, MEANS, 4)
     params = {"loc": 0.3, "scale": 0.4}
-    davi = DAVI(num_steps=4, minibatch=True)
+    davi = DAVI(num_steps=4, step_size=0.1, minibatch=True)
     return np.append(local, loss_and_gradient(davi, params, waiting, waiting_guide, TIMES, 2))
 
 

@@ -195,7 +195,7 @@ def measure_path(
         step_size *= float(np.exp(np.clip(2 * (float(acceptance) - _TARGET_ACCEPTANCE), -1, 0.25)))
         step_size = min(step_size, _MAX_STEP_SIZE)
         betas.append(beta)
-        lengths.append(lengths[-1] + np.sqrt(-np.log(ess_share)))
+        lengths.append(lengths[-1] + np.sqrt(max(-np.log(ess_share), 0.0)))  # but for rounding
         spreads.append(_spread(population.positions, is_dense))
         if beta == 1.0:
             break

@@ -127,7 +127,7 @@ FAULTS = {
         "entropy_weight must be finite and at least 0; got 'none'",
     ),
     "13: max_step_size='large'": (
-        lambda: DAVI(learn=("step_size",), max_step_size="large"),
+        lambda: DAVI(learn=("step_size",), step_size=0.1, max_step_size="large"),
         ValueError,
         "max_step_size must be above the initial step size 0.1; got 'large'",
     ),
@@ -136,7 +136,16 @@ FAULTS = {
         ValueError,
         r"learn must be a tuple of names out of.*such as learn=\('step_size',\); got True",
     ),
-    "13: learn=None": (lambda: DAVI(learn=None), ValueError, "learn must be a tuple.*got None"),
+    "18: max_step_size without step_size": (
+        lambda: DAVI(learn=("step_size",), max_step_size=0.5),
+        ValueError,
+        "max_step_size= goes with step_size=; got max_step_size=0.5 alone.*Give step_size= as well",
+    ),
+    "18: settings without step_size": (
+        lambda: DAVI(num_steps=4).settings({}),
+        ValueError,
+        "Without step_size= step sizes follow the curvature.*or give DAVI a step_size=",
+    ),
     "13: another site in posterior_samples": (
         lambda: DAIS(beta_binomial, **SHORT).sandwich(posterior_samples=DRAWS),
         ValueError,
@@ -287,7 +296,7 @@ def test_13_a_schedule_may_be_named(name):
         settings = make(beta_binomial, schedule=name, num_steps=6, step_size=0.1).settings
         np.testing.assert_allclose(settings.betas, betas, rtol=1e-6)
     np.testing.assert_allclose(
-        DAVI(num_steps=6, schedule=name).settings({}).betas, betas, rtol=1e-6
+        DAVI(num_steps=6, schedule=name, step_size=0.1).settings({}).betas, betas, rtol=1e-6
     )
 
 
@@ -335,7 +344,7 @@ def test_a_whole_float_is_a_count(make):
 def test_13_whole_floats_in_certify_and_davi():
     certificate = DAIS(beta_binomial, **SHORT).certify(num_datasets=2.0)
     assert type(certificate.num_datasets) is int
-    davi = DAVI(num_steps=4.0, num_particles=2.0)
+    davi = DAVI(num_steps=4.0, num_particles=2.0, step_size=0.1)
     assert (type(davi.num_steps), type(davi.num_particles)) == (int, int)
     assert davi.settings({}, num_steps=6.0).num_steps == 6
 

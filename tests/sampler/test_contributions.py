@@ -33,7 +33,7 @@ def data(regression_data):
 @pytest.fixture(scope="module")
 def evidence(data):
     estimator = DAIS(
-        cases.regression, num_steps=NUM_STEPS, num_particles=64, step_size=0.15, damping=0.6
+        cases.regression, num_steps=NUM_STEPS, num_particles=128, step_size=0.15, damping=0.6
     )
     return estimator.log_evidence(random.key(1), *data)
 

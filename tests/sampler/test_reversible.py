@@ -426,7 +426,7 @@ def test_words_follow_the_scale_of_the_start():
         estimator = DAIS(
             model,
             num_steps=96,
-            num_particles=32,
+            num_particles=128,
             step_size=0.1,
             preconditioner=scale,
             memory=memory,
