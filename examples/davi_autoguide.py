@@ -97,7 +97,8 @@ def fit(loss, guide, data: tuple, num_iterations: int, init_params: dict | None 
 
 def sandwich(data: tuple, args: argparse.Namespace) -> Evidence:
     """The evidence between two bounds, by chains between a full-rank guide and draws by NUTS."""
-    guide, davi = AutoMultivariateNormal(model), DAVI(num_steps=8, learn=("schedule", "step_size"))
+    guide = AutoMultivariateNormal(model)
+    davi = DAVI(num_steps=8, step_size=0.1, learn=("schedule", "step_size"))
     svi = SVI(model, davi.guide(guide), optax.adam(0.01), davi)
     params = svi.run(random.key(0), args.num_iterations, *data, progress_bar=False).params
     estimator = davi.estimator(
@@ -156,7 +157,7 @@ def main(args: argparse.Namespace) -> None:
     guide = AutoDiagonalNormal(model)
     losses: dict[tuple[str, int], tuple] = {("ELBO", 1): (Trace_ELBO(), guide)}
     for size in args.sizes:
-        davi = DAVI(num_steps=size, learn=LEARN)
+        davi = DAVI(num_steps=size, step_size=0.1, learn=LEARN)
         losses["IWAE", size] = (DAVI(num_steps=0, num_particles=size), guide)
         losses["DAVI", size] = (davi, davi.guide(guide))
     warm = fit(Trace_ELBO(num_particles=8), guide, data, args.num_iterations).params

@@ -106,7 +106,10 @@ def main(args: argparse.Namespace) -> None:
     losses: dict[str, tuple] = {"ELBO": (Trace_ELBO(num_particles=8), guide)}
     for num_steps in args.num_steps:
         davi = DAVI(
-            num_steps=num_steps, num_particles=8, learn=("schedule", "step_size", "damping", "mass")
+            num_steps=num_steps,
+            num_particles=8,
+            step_size=0.1,
+            learn=("schedule", "step_size", "damping", "mass"),
         )
         losses[f"DAVI, K = {num_steps}"] = (davi, davi.guide(guide))
     print(f"{'':16}{'sigma':>8}{'tau':>8}{'exact log evidence there':>26}{'below maximum':>15}")
