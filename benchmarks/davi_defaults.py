@@ -47,6 +47,8 @@ METHODS = ("ELBO", "DAVI", "DAVI, learned")
 QUICK = ("correlated columns", "hierarchy", "counts")
 # A bound that is lower by less is not called lower: a twentieth of a nat decides nothing.
 TOLERANCE = 0.05
+# Nats: the largest error of a bound that counts as chance. A round number.
+LARGEST_ERROR = 1.0
 # Gaps of the ELBO below this have no share that is worth closing.
 SMALLEST_GAP = 0.1
 
@@ -179,7 +181,9 @@ def report(rows: list[dict]) -> str:
             if elbo is None or "bound" not in elbo:
                 continue
             kept += 1
-            margin = TOLERANCE + 3 * np.hypot(elbo["error"], row.get("error", 0.0))
+            # An error that is itself large is that of a bound which has gone astray, and excuses nothing.
+            error = min(row.get("error", 0.0), LARGEST_ERROR)
+            margin = TOLERANCE + 3 * np.hypot(elbo["error"], error)
             if not row.get("bound", -np.inf) >= elbo["bound"] - margin:
                 low.append(f"{title}, {method}: {words(row)}, ELBO {words(elbo)}")
             exact = row["log_evidence"]
