@@ -96,6 +96,8 @@ _MAX_FOLLOWED, _MAX_IN_VAIN = 8, 4
 # Modes of a mixture that follows its draws, at most: with 157 in five dimensions it took half a
 # minute. A round number.
 _MAX_FOLLOWED_MODES = 32
+# Weights above zero that can be followed, at least. A round number.
+_FEWEST_FOLLOWED = 100
 # Dimensions up to which a fit follows its draws before all variational fits are done, which cost
 # more: above, matrices have too many elements for a few thousand draws. A round number.
 _MAX_FIRST_FOLLOWED = 12
@@ -377,7 +379,9 @@ class _Attempt:
         """A fit that follows its draws, and those of its steps on the way, while that pays."""
         assert fit.mixture is not None
         is_large = fit.mixture.num_modes > _MAX_FOLLOWED_MODES
-        if is_large or fit.mixture.components.slopes is None:
+        num_positive = np.count_nonzero(np.isfinite(fit.log_weights))
+        is_lost = num_positive < _FEWEST_FOLLOWED
+        if is_large or is_lost or fit.mixture.components.slopes is None:
             return fit
         components = with_bend(fit.mixture.components)
         mixture = fit.mixture._replace(components=components, tail_share=_WIDE_TAIL_SHARE)

@@ -32,9 +32,9 @@ _NUM_ITERATIONS, _BATCH, _LEARNING_RATE = 400, 256, 0.03
 # The effective share of draws that a fit is to follow at least: with a few of them, it would follow
 # these alone, so weights are raised to a power below one. A round number.
 _LEAST_ESS_SHARE = 0.1
-# Draws that are chosen by weight, always as many, for one program. A round number.
-_NUM_CHOSEN = 4096
-_CALL = 1024
+# Draws that are chosen by weight, and those whose density is computed in one call: always as many,
+# for one program. Round numbers.
+_NUM_CHOSEN, _CALL = 4096, 1024
 # Of the draws, those that judge the fit to the others; and how fast matrices move against widths, a
 # few rates of which the best is taken: in many dimensions a fast fit follows single draws.
 _HELD_OUT = 0.3
@@ -139,7 +139,7 @@ def followed(
     :param rng_key: a JAX random key.
     :param mixture: the mixture, of modes with couplings.
     :param draws: draws of it and of others before it, ``[num_draws, num_dims]``.
-    :param log_weights: their log weights.
+    :param log_weights: their log weights, many of them finite.
     """
     rng = host_generator(rng_key)
     is_held_out = rng.uniform(size=len(draws)) < _HELD_OUT
@@ -167,15 +167,18 @@ def _mean_log_density(mixture: Mixture, positions: jax.Array) -> jax.Array:
 
 def _tempered(log_weights: np.ndarray) -> np.ndarray:
     """Log weights, raised to the largest power up to one at which they are equal enough."""
-    log_weights = log_weights - np.max(log_weights)
-    least = _LEAST_ESS_SHARE * np.count_nonzero(np.isfinite(log_weights))
+    is_positive = np.isfinite(log_weights)
+    positive = log_weights[is_positive] - np.max(log_weights)
+    least = _LEAST_ESS_SHARE * len(positive)
     low, high = 0.0, 1.0
-    if ess(log_weights, np) >= least:
+    if ess(positive, np) >= least:
         return log_weights
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if ess(middle * log_weights, np) >= least else (low, middle)
-    return low * log_weights
+        low, high = (middle, high) if ess(middle * positive, np) >= least else (low, middle)
+    tempered = np.full(len(log_weights), -np.inf)
+    tempered[is_positive] = low * positive
+    return tempered
 
 
 @program(is_brief=True)

@@ -91,6 +91,17 @@ def test_a_fit_that_follows_its_draws_bends(target):
     assert mixture.description == "a fitted bent Gaussian"
 
 
+def test_a_fit_follows_draws_whose_weights_are_very_unequal(target):
+    """A few of them have all of the weight, and some have none: it follows more than these."""
+    fit = judged(target, [0.5, 0.0], 1.5, 3)
+    log_weights = 20 * fit.log_weights
+    log_weights[::7] = -np.inf
+    mixture = followed(random.key(0), fit.mixture, fit.draws, log_weights)
+    scales = np.exp(np.asarray(mixture.components.log_scale))
+    assert np.all(np.isfinite(scales))
+    assert np.all(scales > 0.05)
+
+
 def test_a_bent_ridge_is_fitted():
     """By conditional Gaussians alone k-hat was 0.6 in twice as many gradients."""
     evidence = DAIS(potential_fn=ridge, start=LONG_START).log_evidence(random.key(1))
