@@ -33,7 +33,7 @@ _MAX_DOUBTFUL = 8
 # How many times as often one mode must have been met as another to be called uneven, and how often
 # the other must be met to be enough. Round numbers: of eight modes, three were missed where the
 # five others had been met 10 to 95 times; two or twenty-four equal ones are met within a factor of
-# four or five of each other.
+# three to six of each other.
 _UNEVEN, _OFTEN = 5.0, 16
 # Nats below the highest from which on an end is no mode that could matter, whatever its width: the
 # evidence of a mode is its height times a width, of a few nats for each dimension.

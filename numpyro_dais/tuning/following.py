@@ -40,7 +40,7 @@ _NUM_CHOSEN, _CALL = 4096, 1024
 _HELD_OUT = 0.3
 _PACES = 1.0, 0.1, 0.0
 # Dimensions up to which all of them are tried. A round number: of a factor model in 26 dimensions,
-# matrices that stay were the best in each of seven steps.
+# matrices that stay were the best in each of six steps.
 _MAX_FAST_DIMS = 20
 _MATRICES = "coupling", "prior_coupling", "slopes", "bend"
 
@@ -61,7 +61,6 @@ class Past:
         self._draws = np.zeros((0, target.tracing.num_dims))
         self._log_joints = np.zeros(0)
         self._log_starts: list[np.ndarray] = []
-        self._numbers: list[int] = []
 
     def add(self, fit: Fit) -> None:
         """
@@ -83,11 +82,10 @@ class Past:
         self._log_joints = np.append(self._log_joints, log_weights + own)
         self._starts.append(started)
         self._fits.append(fit)
-        self._numbers.append(len(draws))
 
     def weighted(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all draws, and their log weights."""
-        shares = np.log(self._numbers) - np.log(np.sum(self._numbers))
+        shares = np.log([len(fit.draws) / len(self._draws) for fit in self._fits])
         log_means = np.logaddexp.reduce(np.stack(self._log_starts) + shares[:, None], axis=0)
         is_positive = np.isfinite(self._log_joints) & np.isfinite(log_means)
         with np.errstate(invalid="ignore"):
