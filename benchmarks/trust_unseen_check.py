@@ -9,8 +9,8 @@ Checks of the references in ``trust_unseen.py`` that run nothing of this package
 
 - how far grids that are finer, and grids that are finer and longer, move it;
 - importance sampling of NumPyro's own density at full size. Proposals are mixtures of Student's distributions, which begin at
-  modes that SciPy finds and are fitted to weighted draws of several rounds; a latent for each unit is drawn from Laplace's
-  approximation given the others. What is printed is the log of the mean weight over the reference, its error, and the share
+  modes that SciPy finds and are fitted to weighted draws of several rounds; a latent for each unit is drawn from its
+  distribution given the others, or from Laplace's approximation of that. What is printed is the log of the mean weight over the reference, its error, and the share
   that the effective sample has of all draws;
 - whether the log density and its gradient are finite at draws of the prior in float32.
 
@@ -35,7 +35,8 @@ from trust_unseen import TARGETS
 
 import numpyro
 from numpyro import handlers
-from numpyro.infer.util import initialize_model, unconstrain_fn
+import numpyro.distributions as dist
+from numpyro.infer.util import constrain_fn, initialize_model, unconstrain_fn
 
 # The site that has a latent for each unit.
 UNIT_SITES = {
@@ -50,9 +51,16 @@ UNIT_SITES = {
     "habitats": "p",
     "schools": "p",
 }
-# Products of densities of units, which weights at full size are too uneven for.
-SIZES = {"rates": {"num_units": 4}, "means_and_precisions": {"num_groups": 3}}
+# Smaller ones, for which weights are even enough; each unit has a density of its own, so that little depends on their number.
+SIZES = {
+    "rates": {"num_units": 4},
+    "means_and_precisions": {"num_groups": 3},
+}
+CONJUGATE = ("weights", "habitats", "schools")
 FREEDOM = 6.0  # of Student's distributions
+UNIT_FREEDOM = (
+    60.0  # likewise, for latents of units in coordinates in which they are nearly independent
+)
 NUM_NEWTON_STEPS = 12
 
 
@@ -65,17 +73,29 @@ def reference(name: str, fineness: float = 1.0, stretch: float = 1.0, **sizes: i
     return target
 
 
+def conditional(name: str, values: dict, *args: jax.Array) -> dist.Distribution:
+    """The distribution of units' latents given the parameters, where it is known."""
+    if name == "habitats":
+        return dist.Dirichlet(values["size"] * values["mean"] + args[0])
+    if name == "schools":
+        (trials, y), mean, size = args, values["mean"], values["size"]
+        return dist.Beta(mean * size + y, (1 - mean) * size + trials - y)
+    (x, y), s = args, values["s"]
+    squares = (y - values["a"] - values["b"] * x) ** 2 / s**2
+    return dist.Gamma(2.5, 2 + squares / 2)
+
+
 class Density:
     """Log densities of a model in unconstrained space, in two parts: parameters, and latents of units."""
 
-    def __init__(self, target: TrustTarget, unit_site: str | None) -> None:
+    def __init__(self, name: str, target: TrustTarget, unit_site: str | None) -> None:
         info = initialize_model(random.key(0), target.model, model_args=target.args)
         values = dict(info.param_info.z)
         units, self.unravel_units = ravel_pytree(
-            {name: values.pop(name) for name in [unit_site] if name is not None}
+            {site: values.pop(site) for site in [unit_site] if site is not None}
         )
         params, self.unravel = ravel_pytree(values)
-        self.target, self.potential_fn = target, info.potential_fn
+        self.name, self.target, self.potential_fn = name, target, info.potential_fn
         self.num_params, self.num_units = len(params), len(units)
 
     def log_joint(self, params: jax.Array, units: jax.Array) -> jax.Array:
@@ -95,6 +115,7 @@ class Density:
             return units + vectors @ jnp.clip(move, -2, 2)
 
         mode = jax.lax.fori_loop(0, NUM_NEWTON_STEPS, step, jnp.zeros(self.num_units))
+        mode = jax.lax.stop_gradient(mode)  # searches go without what depends on it
         tril = jnp.linalg.cholesky(-hessian_fn(params, mode) + 1e-9 * unit)
         log_integral = self.log_joint(params, mode) - jnp.log(jnp.diagonal(tril)).sum()
         return mode, tril, log_integral + 0.5 * self.num_units * jnp.log(2 * jnp.pi)
@@ -103,20 +124,32 @@ class Density:
         """The log density of parameters, the units' latents by Laplace's approximation."""
         if not self.num_units:
             return self.log_joint(params, jnp.zeros(0))
+        if self.name in CONJUGATE:
+            return self.log_conjugate(params)
         return self.laplace(params)[2]
+
+    def log_conjugate(self, params: jax.Array) -> jax.Array:
+        """The log density of parameters: whichever the units' latents, that of all over theirs given the parameters."""
+        model = handlers.seed(self.target.model, random.key(0))
+        values = constrain_fn(model, self.target.args, {}, self.unravel(params))
+        given = conditional(self.name, values, *self.target.args)
+        units = given.mean
+        transform = dist.biject_to(given.support)
+        place = transform.inv(units)
+        log_det = jnp.sum(transform.log_abs_det_jacobian(place, units))
+        log_given = jnp.sum(given.log_prob(units)) + log_det
+        return self.log_joint(params, place.ravel()) - log_given
 
     def log_weight(self, rng_key: jax.Array, params: jax.Array) -> jax.Array:
         """An unbiased estimate of the density of parameters, from one draw of the units' latents; its log."""
         if not self.num_units:
             return self.log_joint(params, jnp.zeros(0))
+        if self.name in CONJUGATE:
+            return self.log_conjugate(params)
         mode, tril, _ = self.laplace(params)
-        key_z, key_chi = random.split(rng_key)
-        z = random.normal(key_z, (self.num_units,))
-        # Student's distribution, with so many degrees of freedom that in these dimensions it stays near a normal one.
-        freedom = 10.0 * self.num_units
-        z = z / jnp.sqrt(random.chisquare(key_chi, freedom) / freedom)
+        z = random.t(rng_key, UNIT_FREEDOM, (self.num_units,))
         units = mode + jax.scipy.linalg.solve_triangular(tril, z, lower=True, trans=1)
-        log_proposal = log_student(jnp.sum(z**2), self.num_units, freedom, jnp)
+        log_proposal = log_student(z**2, 1, UNIT_FREEDOM, jnp).sum()
         log_proposal = log_proposal + jnp.log(jnp.diagonal(tril)).sum()
         return self.log_joint(params, units) - log_proposal
 
@@ -208,9 +241,9 @@ def modes_of(log_fn: Callable, starts: np.ndarray, most: int = 24) -> Mixture:
     return Mixture(shares, np.array(places), np.array(covariances))
 
 
-def importance(target: TrustTarget, unit_site: str | None, number: int) -> tuple[float, ...]:
+def importance(name: str, target: TrustTarget, number: int) -> tuple[float, ...]:
     """The log of the mean weight over the reference, its error, and the effective share of draws."""
-    density, rng = Density(target, unit_site), np.random.default_rng(0)
+    density, rng = Density(name, target, UNIT_SITES.get(name)), np.random.default_rng(0)
 
     def batched(fn: Callable) -> Callable:
         mapped = jax.jit(lambda args: jax.lax.map(lambda arg: fn(*arg), args, batch_size=500))
@@ -241,7 +274,7 @@ def importance(target: TrustTarget, unit_site: str | None, number: int) -> tuple
 def is_finite_in_float32(name: str) -> bool:
     """Whether the log density and its gradient are finite at draws of the prior, which hardly need to be typical ones."""
     numpyro.enable_x64(False)
-    density = Density(TARGETS[name](None), None)
+    density = Density(name, TARGETS[name](None), None)
     draws = jnp.asarray(density.prior_draws(20), jnp.float32)
     fn = jax.value_and_grad(partial(density.log_joint, units=jnp.zeros(0)))
     values, gradients = jax.vmap(fn)(draws)
@@ -256,10 +289,8 @@ def check(name: str, number: int) -> str:
     target, finer = reference(name), reference(name, 1.5)
     longer = reference(name, 1.5, 1.2)
     small = reference(name, **SIZES.get(name, {}))
-    unit_site = UNIT_SITES.get(name)
-    log_ratio, error, share = importance(
-        small, unit_site, number // 20 if unit_site is not None else number
-    )
+    num_draws = number // 20 if name in UNIT_SITES else number
+    log_ratio, error, share = importance(name, small, num_draws)
     moves = [each.log_evidence - target.log_evidence for each in (finer, longer)]
     line = f"| {name} | {target.num_dims} | {target.log_evidence:.5f} | {moves[0]:.0e} | {moves[1]:.0e} "
     line += (

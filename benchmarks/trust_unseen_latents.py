@@ -154,7 +154,7 @@ def weights(_: Path | None = None, *, num_rows: int = 25) -> TrustTarget:
             value = value + np.log(0.375) - log_s - 2.5 * np.log1p(square / 4)
         return value
 
-    exact = log_around(log_joint, [0.5, -1.5, -0.7], 70, 12.0)
+    exact = log_around(log_joint, [0.5, -1.5, -0.7], 100, 16.0)
     name = f"weighted regression, {num_rows + 3}-d"
     return make(name, num_rows + 3, weighted_regression, (x, y), exact)
 

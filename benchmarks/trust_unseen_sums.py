@@ -218,17 +218,20 @@ def means_and_precisions(_: Path | None = None, *, num_groups: int = 25) -> Trus
 
 
 def shares_of_sites(counts: jax.Array) -> None:
-    mean = numpyro.sample("mean", dist.Dirichlet(jnp.full(3, 2.0)))
-    size = numpyro.sample("size", dist.LogNormal(1, 0.8))
+    mean = numpyro.sample("mean", dist.Dirichlet(jnp.full(3, 3.0)))
+    size = numpyro.sample("size", dist.LogNormal(2, 0.5))
     with numpyro.plate("sites", len(counts)):
         p = numpyro.sample("p", dist.Dirichlet(size * mean))
         numpyro.sample("counts", dist.Multinomial(counts.sum(axis=1), probs=p), obs=counts)
 
 
 def habitats(_: Path | None = None, *, num_sites: int = 8) -> TrustTarget:
-    """Shares of each site by closed form; their mean is made of two fractions."""
+    """
+    Shares of each site by closed form; their mean is made of two fractions. Nearly no shares are so small that one less the
+    others is zero in float32: such mass would be lost in the transform to a simplex.
+    """
     rng = np.random.default_rng(747)
-    p = rng.dirichlet(3 * np.array([0.6, 0.3, 0.1]), num_sites)
+    p = rng.dirichlet([3.5, 2.5, 2.0], num_sites)
     counts = np.array(
         [
             rng.multinomial(number, row)
@@ -239,15 +242,15 @@ def habitats(_: Path | None = None, *, num_sites: int = 8) -> TrustTarget:
 
     def log_joint(first, second, log_size):
         mean, size = (first, (1 - first) * second, (1 - first) * (1 - second)), np.exp(log_size)
-        value = log_normal(log_size, 1, 0.64) + gammaln(6) + sum(map(np.log, mean))
-        value = value + np.log1p(-first) + ways
+        value = log_normal(log_size, 2, 0.25) + gammaln(9) - 3 * np.log(2)
+        value = value + 2 * sum(map(np.log, mean)) + np.log1p(-first) + ways
         for row in counts:
             value = value + gammaln(size) - gammaln(size + row.sum())
             for share, count in zip(mean, row, strict=True):
                 value = value + gammaln(size * share + count) - gammaln(size * share)
         return value
 
-    exact = log_box(log_joint, bounded(0, 1, 30), bounded(0, 1, 30), Axis(-4, 6.5, 50))
+    exact = log_box(log_joint, bounded(0, 1, 40), bounded(0, 1, 40), Axis(-1.5, 5.5, 40))
     num_dims = 2 * num_sites + 3
     model = shares_of_sites
     return make(f"shares of sites, {num_dims}-d", num_dims, model, (counts,), exact)
