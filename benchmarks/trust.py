@@ -11,7 +11,8 @@ costs; hence silent failures, coverage of silent runs, needless warnings, and co
 from which thresholds of warnings are set.
 
     python benchmarks/trust.py --data DIRECTORY                    # development targets (trust_targets.py)
-    python benchmarks/trust.py --data DIRECTORY --set set_aside    # those that are run last (trust_set_aside.py)
+    python benchmarks/trust.py --data DIRECTORY --set set_aside    # those set aside at first, seen since (trust_set_aside.py)
+    python benchmarks/trust.py --set unseen                        # those that are run last (trust_unseen.py)
 
 where DIRECTORY holds ``turtles.csv``, ``radiata_pine.csv`` and ``exchange_rates.csv``, or its folders do; without it their
 targets are left out. Every run is a line of the results, and is not repeated, so that a study may be interrupted, continued and
@@ -36,21 +37,28 @@ import sys
 import time
 from typing import NamedTuple
 import warnings
+import zlib
 
 from cells import run_process
+import jax
 from jax import random
 from peers import read_rows
 from trust_base import TrustTarget
 import trust_set_aside
 from trust_tables import draw, report
 import trust_targets
+import trust_unseen
 
 import numpyro
 
 from numpyro_dais import DAIS
 
 FIGURES = Path(__file__).parent / "figures"
-SETS = {"development": trust_targets.TARGETS, "set_aside": trust_set_aside.TARGETS}
+SETS = {
+    "development": trust_targets.TARGETS,
+    "set_aside": trust_set_aside.TARGETS,
+    "unseen": trust_unseen.TARGETS,
+}
 ALL_TARGETS = {name: make for targets in SETS.values() for name, make in targets.items()}
 PRECISIONS = ("float64", "float32")
 # Two processes on two cores: each of them on one, or they would wait for each other.
@@ -98,13 +106,18 @@ def seeds_of(cell: Cell, args: argparse.Namespace) -> range:
     return range(args.num_seeds if is_double else min(args.num_float32_seeds, args.num_seeds))
 
 
-def run(target: TrustTarget, seed: int) -> dict:
+def key_of(name: str, seed: int) -> jax.Array:
+    """The key of a run. With the same draws for every target, errors of different targets would be correlated."""
+    return random.fold_in(random.key(seed), zlib.crc32(name.encode()))
+
+
+def run(target: TrustTarget, rng_key: jax.Array) -> dict:
     """What a user sees of one run with defaults; an exception is an answer, too."""
     begin = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # they are in the result
-            evidence = DAIS(target.model).log_evidence(random.key(seed), *target.args)
+            evidence = DAIS(target.model).log_evidence(rng_key, *target.args)
         seconds = time.perf_counter() - begin
     except Exception as error:
         seconds = time.perf_counter() - begin
@@ -129,7 +142,11 @@ def run_cell(cell: Cell, args: argparse.Namespace) -> None:
     done = {row["seed"] for row in rows_of(cell, args)}
     missing = [seed for seed in seeds_of(cell, args) if seed not in done]
     for seed in missing:
-        row = {"seed": seed, **run(target, seed), "is_first": seed == missing[0]}
+        row = {
+            "seed": seed,
+            **run(target, key_of(cell.target, seed)),
+            "is_first": seed == missing[0],
+        }
         write(cell, row, args)
 
 

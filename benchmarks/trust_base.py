@@ -3,19 +3,21 @@
 
 """What targets of ``trust.py`` are made of: their type, and integrals over boxes in a few dimensions, by NumPy in float64."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dimension_targets import SizedTarget
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 import numpyro
 import numpyro.distributions as dist
 
 FINENESS = 1.0  # of all grids; tests make it larger and see that no log evidence moves
+STRETCH = 1.0  # of all grids at their open ends, likewise
 LOG_EDGE = (
     -16.0
 )  # a density at the open end of a grid, over its maximum; what is cut off is less than 1e-5
@@ -48,13 +50,17 @@ class Axis(NamedTuple):
     def rule(self) -> tuple[np.ndarray, np.ndarray]:
         """The nodes, and the logarithms of their weights."""
         nodes, weights = np.polynomial.legendre.leggauss(int(self.num_nodes * FINENESS))
-        half = (self.high - self.low) / 2
-        return self.low + half * (1 + nodes), np.log(weights * half)
+        margin = (STRETCH - 1) / 2 * (self.high - self.low)
+        low = self.low if self.is_low_bound else self.low - margin
+        high = self.high if self.is_high_bound else self.high + margin
+        half = (high - low) / 2
+        return low + half * (1 + nodes), np.log(weights * half)
 
 
 def grid(low: float, high: float, num_nodes: int) -> np.ndarray:
     """Equidistant nodes, for integrands that vanish at both ends."""
-    return np.linspace(low, high, int(num_nodes * FINENESS))
+    margin = (STRETCH - 1) / 2 * (high - low)
+    return np.linspace(low - margin, high + margin, int(num_nodes * FINENESS))
 
 
 def bounded(low: float, high: float, num_nodes: int) -> Axis:
@@ -85,6 +91,39 @@ def log_box(log_fn: Callable[..., np.ndarray], *axes: Axis) -> float:
                     f"exp({end - density.max():.1f}) of its maximum. Make the axis longer."
                 )
     return float(logsumexp(values))
+
+
+def log_around(
+    log_fn: Callable[..., np.ndarray], start: list[float], num_nodes: int, radius: float = 8.0
+) -> float:
+    """
+    The log of the integral of exp(log_fn) over the plane, in coordinates in which it is nearly a standard normal density.
+
+    :param start: near the mode; how well that is found changes the nodes, not the integral.
+    :param radius: of the box in these coordinates.
+    """
+    found = minimize(lambda x: -float(log_fn(*x)), start, method="BFGS")
+    tril = np.linalg.cholesky(found.hess_inv)
+
+    def log_white(*z: np.ndarray) -> np.ndarray:
+        rows = (sum(row[i] * z[i] for i in range(k + 1)) for k, row in enumerate(tril))
+        return log_fn(*map(np.add, found.x, rows))
+
+    axes = [Axis(-radius, radius, num_nodes)] * len(start)
+    return log_box(log_white, *axes) + float(np.log(np.diag(tril)).sum())
+
+
+def log_effects(
+    log_terms: Callable[[np.ndarray], Iterable[np.ndarray]],
+    mu: np.ndarray,
+    tau: np.ndarray,
+    num_nodes: int = 161,
+) -> np.ndarray:
+    """The log density of units given the mean and scale of their effects, each an integral over a standard normal."""
+    z = grid(-9, 9, num_nodes)
+    theta = mu[..., None] + tau[..., None] * z
+    log_prior = log_normal(z, 0, 1) + np.log(z[1] - z[0])
+    return sum(logsumexp(log_prior + log_term, axis=-1) for log_term in log_terms(theta))
 
 
 def make(

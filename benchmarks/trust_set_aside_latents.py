@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 from scipy.special import betaln, erfcx, gammaln, log_expit, logsumexp
-from trust_base import Axis, TrustTarget, grid, log_box, log_normal, make
+from trust_base import Axis, TrustTarget, grid, log_box, log_effects, log_normal, make
 
 import numpyro
 import numpyro.distributions as dist
@@ -219,14 +219,6 @@ def share_effects(trials: jax.Array, y: jax.Array) -> None:
     with numpyro.plate("units", len(y)):
         z = numpyro.sample("z", dist.Normal(0, 1))
         numpyro.sample("y", dist.Binomial(trials, logits=mu + tau * z), obs=y)
-
-
-def log_effects(log_terms, mu: np.ndarray, tau: np.ndarray, num_nodes: int = 161) -> np.ndarray:
-    """The log density of units given the mean and scale of their effects, each an integral over a standard normal."""
-    z = grid(-9, 9, num_nodes)
-    theta = mu[..., None] + tau[..., None] * z
-    log_prior = log_normal(z, 0, 1) + np.log(z[1] - z[0])
-    return sum(logsumexp(log_prior + log_term, axis=-1) for log_term in log_terms(theta))
 
 
 def counts(_: Path | None = None, *, num_units: int = 12) -> TrustTarget:

@@ -18,7 +18,7 @@ KHAT_EDGES = (0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 ESS_EDGES = (5.0, 20.0, 100.0, 1000.0)
 HIGHEST = 30.0  # reported errors, in the picture
 SILENT, FAILED, WARNED = "#0072b2", "#d55e00", "#aaaaaa"
-SET_LABELS = {"development": "development", "set_aside": "set aside"}
+SET_LABELS = {"development": "development", "set_aside": "set aside", "unseen": "unseen"}
 _CAPTION = (
     "A run is silent if it shows no warning. A silent failure is a silent run whose error is above four reported errors (with that "
     "of the reference, in quadrature) and above 0.05 nats; an answer that is not a number has failed. Coverage: the truth is within "
