@@ -48,7 +48,7 @@ class ModeCount(NamedTuple):
     """
     The modes that searches have met.
 
-    :param num_modes: their number.
+    :param num_modes: their number; none where searches have ended at no maximum.
     :param num_searches: the number of searches.
     :param unseen_share: the share of further searches that would meet another one, about.
     """
@@ -60,7 +60,7 @@ class ModeCount(NamedTuple):
     @property
     def words(self) -> str:
         """The count in words."""
-        modes = "one mode" if self.num_modes == 1 else f"{self.num_modes} modes"
+        modes = {0: "no maximum", 1: "one mode"}.get(self.num_modes, f"{self.num_modes} modes")
         text = f"{modes} in {self.num_searches} searches"
         if self.unseen_share and self.num_searches > 1:
             text += f", of more {self.unseen_share:.1%} would meet another"

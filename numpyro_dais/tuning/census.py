@@ -45,7 +45,8 @@ class Count(NamedTuple):
     The result of a census.
 
     :param num_searches: searches that have come to an end.
-    :param num_modes: modes that they have met.
+    :param num_modes: modes that they have met; none where they have ended at places, each of them
+        another, that are no maxima, as on a ridge or down the neck of a funnel.
     :param num_once: those of them that one search alone has met.
     :param is_full: whether there was no room for another mode, which a search had met.
     :param is_uneven: whether some modes were met many times as often as another, which was met a
@@ -69,6 +70,8 @@ class Count(NamedTuple):
     @property
     def words(self) -> str:
         """The census in words."""
+        if not self.num_modes:
+            return f"{self.num_searches} searches have come to no maximum"
         modes = "one mode" if self.num_modes == 1 else f"{self.num_modes} modes"
         text = f"{self.num_searches} searches have met {modes}"
         if self.num_once and self.num_searches > 1:

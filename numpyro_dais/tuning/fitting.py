@@ -173,6 +173,9 @@ class _Attempt:
         self.spent = 0.0
         self.count = Count()
         self.look: Look | None = None
+        # Whether a search has come to a maximum; else its end may be a place on a ridge, or on a
+        # slope without an end.
+        self.has_peak = False
         self.num_fits = self.num_tests = 0
         self.num_dims = len(order)
         is_high = self.num_dims > MAX_COUPLED_DIMS
@@ -200,6 +203,12 @@ class _Attempt:
         first = with_prior(jax.tree.map(lambda x: x[0], mixture.components))
         if mixture.num_modes == 1:
             return self._fit_one_mode(first)
+        if not self.has_peak:
+            # The ends of searches down the neck of a funnel, each of them elsewhere.
+            one = self._fit_one_mode(first)
+            if one.quality.khat < HOPELESS_KHAT:
+                self.count = Count(self.count.num_searches)
+                return one
         # A fit around one of them would look good, and miss the others.
         several = self._fit_many_modes(mixture)
         if mixture.components.coupling is not None and self._is_worth(several):
@@ -235,7 +244,8 @@ class _Attempt:
                 return None
             fitted.append(component)
             elbos.append(elbo)
-            squares = np.sum(np.asarray(noise_at(component, components.loc)) ** 2, axis=1)
+            with np.errstate(over="ignore"):  # as far as can be is not covered
+                squares = np.sum(np.asarray(noise_at(component, components.loc)) ** 2, axis=1)
             left = [mode for mode in left if not squares[mode] < _covered(self.num_dims)]
         seen = np.setdiff1d(np.arange(mixture.num_modes), left)
         unit = np.logaddexp.reduce(elbos) - np.logaddexp.reduce(log_shares[seen])
@@ -287,7 +297,7 @@ class _Attempt:
             looks = Looks(self.target, self.spread, self.goal.budget, NUM_LANES)
             mixture = extended(fit.mixture, look, looks, self.center, int(cost))
             self.spent += looks.num_gradients
-            fit = self._test(mixture, _LAST_TEST)
+            fit = self._followed(self._test(mixture, _LAST_TEST))
         return fit
 
     def _laplace(self) -> Mixture | None:
@@ -316,6 +326,7 @@ class _Attempt:
                 search(self._more_starts(batch), left)
         self.spent += looks.num_gradients
         self.count = census.count
+        self.has_peak = any(peak.is_found for peak in census.peaks)
         return laplace_mixture(census.peaks, self.order) if census.peaks else None
 
     def _more_starts(self, batch: int) -> np.ndarray:
@@ -381,7 +392,8 @@ class _Attempt:
         is_large = fit.mixture.num_modes > _MAX_FOLLOWED_MODES
         num_positive = np.count_nonzero(np.isfinite(fit.log_weights))
         is_lost = num_positive < _FEWEST_FOLLOWED
-        if is_large or is_lost or fit.mixture.components.slopes is None:
+        is_rigid = fit.mixture.components.slopes is None
+        if is_large or is_lost or is_rigid or self._is_good(fit):
             return fit
         components = with_bend(fit.mixture.components)
         mixture = fit.mixture._replace(components=components, tail_share=_WIDE_TAIL_SHARE)
@@ -389,15 +401,16 @@ class _Attempt:
         past.add(fit)
         for _ in range(_MAX_FOLLOWED):
             cost = self.spent + _LAST_TEST / 2
-            is_good = self._is_good(fit)
-            if is_good or num_in_vain == _MAX_IN_VAIN or cost > _FIT_SHARE * self.goal.budget:
+            if num_in_vain == _MAX_IN_VAIN or cost > _FIT_SHARE * self.goal.budget:
                 break
             key = named_key(self.rng_key, f"follow {self.num_tests}")
             mixture = followed(key, mixture, *past.weighted())
             past.add(self._test(mixture, _LAST_TEST))
-            best = past.judged()
-            num_in_vain = 0 if best.mixture is not fit.mixture else num_in_vain + 1
-            fit = best
+            before, fit = fit, past.judged()
+            num_in_vain = 0 if fit.mixture is not before.mixture else num_in_vain + 1
+            has_gained = fit.quality.score < _ADAPTED * before.quality.score
+            if self._is_good(fit) and not has_gained:
+                break
         return fit
 
     def _neck(self, fitted: Component, fit: Fit) -> Component | None:

@@ -69,6 +69,15 @@ _LACKING = (
     "The estimate may be too low: {}, and what was made of it has not mended that; use a larger budget=, or "
     "start='prior'."
 )
+_POOR = (
+    "Chains begin at a fit that the posterior is not like (its draws have weights of a relative variance of {:.2g}, "
+    "k-hat {:.2f}), and a second look had no power: what the fit lacks chains may lack, too, and the estimate may be too "
+    "low by more than its error; use a larger budget=, another parametrisation or a guide=."
+)
+# The score of a fit above which chains from it are not trusted without a second look: of the models
+# of benchmarks/trust.py, chains from fits with 110 and more were 1.8 of their errors too low on
+# average, by up to 4; fits of regressions in 35 and 61 dimensions have 6 to 35.
+_POOR_SCORE = 100.0
 # The share of searches that would meet another mode, above which that is a warning: as much of the
 # evidence may be missing. A round number.
 _MOST_UNSEEN = 0.05
@@ -340,8 +349,23 @@ class _Tuner:
         )
         chain = candidate.at(plan.num_steps)
         settings = self._settings(chain, candidate.start, plan.num_particles)
-        note = _note(trials[-1], plan) if candidate.start is None else self.fit_notes
+        if candidate.start is None:
+            note = _note(trials[-1], plan)
+        else:
+            note = " ".join(filter(None, (self.fit_notes, self._note_on_chains())))
         return self._tuned(settings, plan.is_resampled, note)
+
+    def _note_on_chains(self) -> str:
+        """A warning where chains begin at a fit that neither its draws nor a look speak for."""
+        found, num_dims = self.found, self.target.tracing.num_dims
+        # In many dimensions no fit has weights of a small variance, and chains are for that.
+        if found is None or found.fit is None or num_dims > MAX_COUPLED_DIMS:
+            return ""
+        has_looked = found.look is not None and (found.look.has_power or found.look.is_found)
+        quality = found.fit.quality
+        if has_looked or quality.score < _POOR_SCORE:
+            return ""
+        return _POOR.format(*quality)
 
     # --- trials ---------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 """Fitted starts: shapes of a mode, mixtures, modes and variational fits."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 from jax import random
@@ -26,10 +27,12 @@ from numpyro_dais.sampler.mixture import (
 )
 from numpyro_dais.sampler.path import LogDensities, TargetFunctions
 from numpyro_dais.sampler.settings import load_settings, no_steps
+from numpyro_dais.tuning import fitting, tuner
 from numpyro_dais.tuning.census import Census, Count
 from numpyro_dais.tuning.geometry import dense_geometry
 from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture
 from numpyro_dais.tuning.polish import Peak, polish_peak
+from numpyro_dais.tuning.quality import Fit, Quality
 from numpyro_dais.tuning.variational import NO_TILT, Tilt, neck_of, variational_fit
 
 RNG = np.random.default_rng(5)
@@ -300,3 +303,52 @@ def test_axes_stay_as_they_are_in_a_fit():
     np.testing.assert_allclose(fitted.loc, mean, atol=0.1)
     assert abs(float(np.mean(elbos[-50:]))) < 0.01
     assert float(elbos[0]) < -0.1
+
+
+@pytest.mark.parametrize("khat", [0.4, 0.9])
+def test_ends_of_searches_that_are_no_maxima_are_no_modes(khat):
+    """As down the neck of a funnel: a fit of the whole comes first, and is enough if it is good."""
+    components = jax.tree.map(
+        lambda *leaves: np.stack(leaves),
+        *(gaussian_component(np.full(2, place), np.eye(2)) for place in (0.0, 9.0)),
+    )
+    ends = Mixture(np.arange(2), components, np.log([0.5, 0.5]))
+    one = Fit(None, Quality(0.5, khat), np.zeros(1), np.zeros((1, 2)))
+    several = one._replace(quality=Quality(0.6, 0.5))
+    attempt = SimpleNamespace(count=Count(9, 2, 2), has_peak=False, order=np.arange(2))
+    attempt._laplace = lambda: ends
+    attempt._fit_one_mode = lambda component: one
+    attempt._fit_many_modes = lambda mixture: several
+    attempt._followed = lambda fit: fit
+    attempt._is_worth = lambda fit: False
+    found = fitting._Attempt.find(attempt)
+    if khat < 0.7:
+        assert found is one
+        assert attempt.count == Count(9)
+        assert attempt.count.words == "9 searches have come to no maximum"
+    else:
+        assert found is several
+        assert attempt.count == Count(9, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("variance", "khat", "num_dims", "has_power", "is_warned"),
+    [
+        (10.0, 0.6, 30, False, True),
+        (600.0, 0.3, 30, False, True),
+        (10.0, 0.4, 30, False, False),
+        (10.0, 0.6, 30, True, False),
+        (10.0, 0.6, 300, False, False),
+    ],
+)
+def test_chains_from_a_poor_fit_are_warned_of(variance, khat, num_dims, has_power, is_warned):
+    fit = Fit(None, Quality(variance, khat), np.zeros(1), np.zeros((1, 2)))
+    look = SimpleNamespace(has_power=has_power, is_found=False)
+    run = SimpleNamespace(
+        found=SimpleNamespace(fit=fit, look=look),
+        target=SimpleNamespace(tracing=SimpleNamespace(num_dims=num_dims)),
+    )
+    note = tuner._Tuner._note_on_chains(run)
+    assert bool(note) == is_warned
+    if is_warned:
+        assert f"relative variance of {variance:.2g}, k-hat {khat:.2f}" in note
