@@ -34,6 +34,7 @@ from numpyro_dais.estimators.runner import (
     run_reverse,
 )
 from numpyro_dais.model.dynamics import num_full_gradients
+from numpyro_dais.model.edges import note_on_edges
 from numpyro_dais.model.factors import remark_on_factors
 from numpyro_dais.model.inspection import NO_DATA_NOTE, check_data
 from numpyro_dais.model.modes import check_mode
@@ -417,6 +418,11 @@ class Estimator:
             remarks=(remark_on_factors(free),) if free else (),
             findings=tuned.findings,
         )
+        if structure is not None and structure.rounded and is_concrete(particles):
+            draws = np.asarray(particles.positions), np.asarray(particles.log_weights)
+            error = float(np.min(evidence.standard_error))
+            if note := note_on_edges(structure, *draws, error):
+                evidence = replace(evidence, notes=(*notes, note))
         return evidence, target
 
     def _run(

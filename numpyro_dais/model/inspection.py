@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro import distributions as dist
 from numpyro import handlers
+from numpyro.distributions import transforms
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 from numpyro.util import not_jax_tracer
@@ -69,6 +70,8 @@ class ModelStructure(NamedTuple):
     :param shapes: those of the constrained values of the continuous latent sites.
     :param has_data: whether there is a site that is observed, or a factor.
     :param deterministic: names of the ``deterministic`` sites.
+    :param rounded: names of the latent sites whose values end at the edge of their support up to
+        rounding, see :mod:`numpyro_dais.model.edges`.
     :param free_factors: names of the factors beside observed sites that no argument of the model
         enters; empty where no one has looked for them.
     """
@@ -80,6 +83,7 @@ class ModelStructure(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     has_data: bool
     deterministic: frozenset[str]
+    rounded: frozenset[str] = frozenset()
     free_factors: tuple[str, ...] = ()
 
 
@@ -131,7 +135,7 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
             "its log density: see `numpyro.infer.util.log_density`."
         )
     is_start_prior = problem.guide is None and isinstance(problem.start, str)
-    discrete, prototype = set(), {}
+    discrete, prototype, rounded = set(), {}, set()
     for name, site in latents.items():
         check_latent(site, is_imputed(name, trace), is_start_prior)
         if site["fn"].support.is_discrete:
@@ -141,6 +145,8 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
             with helpful_support_errors(site):
                 transform = dist.biject_to(site["fn"].support)
             prototype[name] = transform.inv(site["value"])
+            if _is_rounded(transform):
+                rounded.add(name)
     if not prototype:
         raise ValueError(
             f"The latent sites {sorted(discrete)} are all discrete; DAIS moves continuous ones. With "
@@ -164,8 +170,18 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
         {name: jnp.shape(latents[name]["value"]) for name in prototype},
         len(latents) < len(samples),
         frozenset(name for name, site in trace.items() if site["type"] == "deterministic"),
+        frozenset(rounded),
     )
     return structure, trace
+
+
+def _is_rounded(transform: Any) -> bool:
+    """Returns whether the map from unconstrained values to a support ends at 1 up to rounding."""
+    if isinstance(transform, transforms.ComposeTransform):
+        return any(map(_is_rounded, transform.parts))
+    if isinstance(transform, transforms.IndependentTransform):
+        return _is_rounded(transform.base_transform)
+    return isinstance(transform, transforms.SigmoidTransform | transforms.StickBreakingTransform)
 
 
 def trace_model(problem: Problem, rng_key: jax.Array, is_whole: bool = False) -> Trace:
