@@ -6,6 +6,7 @@
 import argparse
 
 import davi_tightest
+import pytest
 
 
 def row(target, num_steps, seed, bound):
@@ -27,6 +28,7 @@ def test_report():
     assert "K = 16:" not in text
 
 
+@pytest.mark.filterwarnings("ignore:The effective sample size")
 def test_a_small_run_is_not_repeated(tmp_path, capsys):
     args = argparse.Namespace(directory=None, targets=["funnel"], starts=["full_rank"])
     args.num_steps, args.num_seeds, args.quick = [2], 1, True
