@@ -22,10 +22,10 @@ def test_report():
         row("sonar", 16, 0, -109.0),  # nothing to compare it with
     ]
     text = davi_tightest.report(rows, {"sonar": -108.39, "seeds": -73.407})
-    assert "| sonar | flow | 128 | 2 | -108.700 | 0.141 | 0.005 | -108.800 | UHA -110.57" in text
+    assert "| sonar | flow | 128 | 2 | -108.700 | 0.141 | -108.800 | 0.005 | UHA -110.57" in text
     assert "rKL-LD -108.83 | -108.39 |" in text
-    assert "K = 128: above every published bound on 1 of 2 targets" in text
-    assert "K = 16:" not in text
+    assert "K = 128, flow: every seed is above every published bound on 1 of 2 targets" in text
+    assert "K = 16, flow:" not in text
 
 
 @pytest.mark.filterwarnings("ignore:The effective sample size")
