@@ -100,6 +100,11 @@ def two_rates(num_iterations: int) -> optax.GradientTransformation:
     )
 
 
+def keys_of(seed: int) -> jax.Array:
+    """Of the first fit, of the second, and of the trajectories after it."""
+    return random.split(random.key(seed), 3)
+
+
 class Trainer:
     """``SVI.run`` that is compiled once for all seeds."""
 
@@ -111,8 +116,10 @@ class Trainer:
 
         self._run = jax.jit(lambda state: lax.scan(update, state, None, length=num_iterations)[0])
 
-    def __call__(self, seed: int, init_params: dict[str, Any] | None = None) -> dict[str, Any]:
-        state = self.svi.init(random.key(seed), *self.args, init_params=init_params)
+    def __call__(
+        self, rng_key: jax.Array, init_params: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        state = self.svi.init(rng_key, *self.args, init_params=init_params)
         return self.svi.get_params(self._run(state))
 
 
@@ -123,6 +130,8 @@ class Start:
         self.guide = STARTS[kind](target.model)
         optimiser = adam(FIRST_RATE, num_iterations)
         svi = SVI(target.model, self.guide, optimiser, Trace_ELBO(num_particles=NUM_DRAWS))
+        # The first call of an autoguide takes a key more than the others: not that of a seed.
+        svi.init(random.key(0), *target.args)
         self._train = Trainer(svi, num_iterations, target.args)
         self._fits: dict[int, tuple[dict[str, Any], float]] = {}
 
@@ -130,19 +139,24 @@ class Start:
         """The parameters, and the CPU seconds that it took to find them."""
         if seed not in self._fits:
             begin = time.process_time()
-            params = jax.block_until_ready(self._train(seed))
+            params = jax.block_until_ready(self._train(keys_of(seed)[0]))
             self._fits[seed] = params, time.process_time() - begin
         return self._fits[seed]
 
 
 def bound(
-    davi: DAVI, guide: Any, params: dict[str, Any], target: Target, args: argparse.Namespace
+    rng_key: jax.Array,
+    davi: DAVI,
+    guide: Any,
+    params: dict[str, Any],
+    target: Target,
+    args: argparse.Namespace,
 ) -> tuple[float, float]:
     """The bound from fresh trajectories, and its standard error."""
     estimator = davi.estimator(
         target.model, guide, params, num_particles=args.num_trajectories, chunk_size=250
     )
-    evidence = estimator.log_evidence(random.key(123), *target.args)
+    evidence = estimator.log_evidence(rng_key, *target.args)
     return float(evidence.lower_bound), float(evidence.lower_bound_error)
 
 
@@ -160,10 +174,11 @@ def run_cell(start: Start, keys: list[Fit], target: Target, args: argparse.Names
     for key in keys:
         init_params, first_seconds = start.fit(key.seed)
         begin = time.process_time()
-        params = jax.block_until_ready(train(key.seed + 1, init_params))
+        params = jax.block_until_ready(train(keys_of(key.seed)[1], init_params))
         seconds = first_seconds + time.process_time() - begin
-        elbo, _ = bound(DAVI(num_steps=0), start.guide, init_params, target, args)
-        value, error = bound(davi, guide, params, target, args)
+        last_key = keys_of(key.seed)[2]
+        elbo, _ = bound(last_key, DAVI(num_steps=0), start.guide, init_params, target, args)
+        value, error = bound(last_key, davi, guide, params, target, args)
         found = {"bound": value, "error": error, "elbo": elbo, "seconds": seconds}
         with args.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**key._asdict(), **found}) + "\n")
