@@ -264,10 +264,11 @@ def main(args: argparse.Namespace) -> None:
         target = TARGETS[name](args.directory)
         log_evidences[name] = target.log_evidence
         for kind in args.starts:
-            start = Start(kind, target, args.num_warmup)
+            start = None
             for num_steps in args.num_steps:
                 keys = [Fit(name, kind, num_steps, seed) for seed in range(args.num_seeds)]
                 if missing := [key for key in keys if key not in done]:
+                    start = start or Start(kind, target, args.num_warmup)
                     run_cell(start, missing, target, args)
     rows = [row for row in read_rows(args.results) if row["target"] in log_evidences]
     text = report(rows, log_evidences)
