@@ -104,6 +104,9 @@ class DAVI(ELBO):
 
     :param num_steps: the number of steps :math:`K`, one gradient each.
     :param num_particles: the number of importance-weighted particles :math:`S`.
+    :param num_estimates: the number of estimates of the bound whose mean is the loss, each with
+        particles of its own. Several make gradients less noisy and leave the bound as it is; more
+        particles would make it another one.
     :param step_size: :math:`\eta`, a number or one per step; where learned, its initial value. Left
         out, it follows the curvature between guide and posterior, so that steps are stable from the
         first iteration on; see :mod:`numpyro_dais.vi.steps`.
@@ -163,6 +166,7 @@ class DAVI(ELBO):
         *,
         num_steps: int | None = None,
         num_particles: int = 1,
+        num_estimates: int = 1,
         step_size: Any = None,
         damping: Any = DEFAULT_DAMPING,
         schedule: Schedule | Any = linear,
@@ -195,6 +199,7 @@ class DAVI(ELBO):
         _check_learn(learn, initial)
         cap = _max_step_size(max_step_size, step_size, initial, learn)
         self.num_steps = num_steps
+        self.num_estimates = check_count("num_estimates", num_estimates, 1)
         self.entropy_weight = entropy_weight
         self.is_whitened = is_whitened
         self.memory: Memory = memory
@@ -320,13 +325,14 @@ class DAVI(ELBO):
         settings = self._settings_at(param_map, problem, target, is_in_noise=is_in_noise)
         _, run_key = random.split(rng_key)  # as in DAIS: same key, same weights
         run = run_particles(
-            particle_keys(run_key, self.num_particles),
+            particle_keys(run_key, self.num_estimates * self.num_particles),
             target,
             settings,
             self.memory,
             reversible=self._reversible(param_map),
         )
-        bounds = log_mean(run.log_weights)
+        shape = self.num_particles, self.num_estimates, *run.log_weights.shape[1:]
+        bounds = jnp.mean(log_mean(run.log_weights.reshape(shape)), axis=0)
         loss = -scale * jnp.sum(bounds)
         if "schedule" in learn:
             entropy = schedule_entropy(param_map)

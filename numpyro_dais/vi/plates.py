@@ -5,6 +5,7 @@
 
 import warnings
 
+import jax
 from jax import random
 
 from numpyro_dais._util.checks import user_stack_level
@@ -21,11 +22,16 @@ def independent_plates(
     """
     Returns the plates that hold every sample site of model and guide.
 
-    :param problem: a problem with a guide.
+    :param problem: a problem with a guide; its model is traced, not computed.
     :param num_particles: with several, plates that miss a single site are worth a warning.
     :param sizes: of the subsampled plates, and of their mini-batches.
     """
-    sites = _sample_sites(trace_model(problem, random.key(0)))
+    sites: Trace = {}
+
+    def collect() -> None:
+        sites.update(_sample_sites(trace_model(problem, random.key(0))))
+
+    jax.eval_shape(collect)  # a draw of a wide prior may be no valid parameter of what follows
     stacks = {name: plates_of(site) for name, site in sites.items()}
     of_guide = guide_plates(problem)
     if of_guide is not None:

@@ -122,6 +122,18 @@ def test_loss_is_minus_the_evidence_of_dais(name):
     assert all(np.any(slopes[name] != 0) for name in slopes if name.startswith("davi"))
 
 
+def test_the_loss_is_a_mean_of_estimates():
+    """Of importance-weighted bounds, one per element of the plate; not the bound of all particles."""
+    davi = DAVI(num_steps=3, num_particles=2, num_estimates=3, step_size=0.2)
+    params = init_params(normal_means, means_guide, davi, Y)
+    loss = jitted_loss(davi, random.key(7), params, normal_means, means_guide, Y)
+    estimator = davi.estimator(normal_means, means_guide, params, num_particles=6)
+    evidence = estimator.log_evidence(random.key(7), Y)
+    bounds = special.logsumexp(np.reshape(evidence.log_weights, (2, 3, -1)), axis=0) - np.log(2)
+    np.testing.assert_allclose(loss, -bounds.mean(axis=0).sum(), rtol=1e-5)
+    assert abs(loss + evidence.log_evidence.sum()) > 1e-2
+
+
 def test_loss_of_a_minibatch_is_scaled_after_the_log_mean_exp():
     davi = DAVI(num_steps=3, num_particles=4, step_size=0.2)
     params = {"weight": jnp.array(0.7)}

@@ -175,6 +175,20 @@ def test_the_estimator_finds_plates_by_itself():
     assert joint.log_evidence(random.key(4), y).log_weights.shape == (3,)
 
 
+def test_the_estimator_computes_no_draw_of_the_prior():
+    """The first draw of so wide a prior rounds to zero, which is no scale."""
+
+    def model(y):
+        precision = numpyro.sample("precision", dist.Gamma(1e-4, 1e-4))
+        numpyro.sample("y", dist.Normal(0.0, precision), obs=y)
+
+    guide, davi = autoguide.AutoNormal(model), DAVI(num_steps=0)
+    params = {"precision_auto_loc": jnp.array(0.0), "precision_auto_scale": jnp.array(0.1)}
+    with numpyro.validation_enabled():
+        evidence = davi.estimator(model, guide, params, num_particles=2).log_evidence(None, 1.0)
+    assert np.all(np.isfinite(evidence.log_weights))
+
+
 def test_what_is_learned():
     guide = autoguide.AutoNormal(regression)
     for davi, learned in [
