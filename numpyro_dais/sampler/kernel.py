@@ -93,6 +93,7 @@ class Step(NamedTuple):
     step_size: jax.Array  # a number, or one per element of a plate
     damping: jax.Array
     preconditioner: Preconditioner
+    max_kick: jax.Array | None = None  # no limit
 
 
 class Noise(NamedTuple):
@@ -176,6 +177,7 @@ def leapfrog(
     momentum: jax.Array,
     step_size: jax.Array,
     preconditioner: Preconditioner,
+    max_kick: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     r"""
     Returns position and momentum after a drift-kick-drift leapfrog step, which costs one gradient,
@@ -192,9 +194,10 @@ def leapfrog(
     :param momentum: :math:`v`.
     :param step_size: :math:`\eta`.
     :param preconditioner: :math:`L`; see :class:`Step`.
+    :param max_kick: the length at which the change of the momentum is cut off; see :func:`kick`.
     """
     middle = position + drift(momentum, step_size, preconditioner)
-    momentum = momentum + kick(gradient_fn(middle), step_size, preconditioner)
+    momentum = momentum + kick(gradient_fn(middle), step_size, preconditioner, max_kick)
     return middle + drift(momentum, step_size, preconditioner), momentum
 
 
@@ -203,9 +206,32 @@ def drift(momentum: jax.Array, step_size: jax.Array, preconditioner: Preconditio
     return 0.5 * jnp.asarray(step_size)[..., None] * apply(preconditioner, momentum)
 
 
-def kick(gradient: jax.Array, step_size: jax.Array, preconditioner: Preconditioner) -> jax.Array:
-    r"""Returns the change :math:`\eta L^\top g` of the momentum in a leapfrog step."""
-    return jnp.asarray(step_size)[..., None] * apply_transpose(preconditioner, gradient)
+def kick(
+    gradient: jax.Array,
+    step_size: jax.Array,
+    preconditioner: Preconditioner,
+    max_kick: jax.Array | None = None,
+) -> jax.Array:
+    r"""
+    Returns the change :math:`\eta L^\top g` of the momentum in a leapfrog step, cut off at a
+    length. Cut or not it is a function of the position, so that volume is preserved and weights
+    stay unbiased.
+
+    :param gradient: :math:`g`.
+    :param step_size: :math:`\eta`.
+    :param preconditioner: :math:`L`; see :class:`Step`.
+    :param max_kick: the length, of each element of a plate; none if left out.
+    """
+    change = jnp.asarray(step_size)[..., None] * apply_transpose(preconditioner, gradient)
+    if max_kick is None:
+        return change
+    # Relative to the largest coordinate: squares of large numbers are infinite.
+    largest = jnp.max(jnp.abs(change), -1, keepdims=True)
+    largest = lax.stop_gradient(jnp.where(largest > 0, largest, 1.0))
+    squares = jnp.sum((change / largest) ** 2, -1, keepdims=True)
+    is_long = squares > (max_kick / largest) ** 2
+    length = largest * jnp.sqrt(jnp.where(is_long, squares, 1.0))
+    return jnp.where(is_long, max_kick / length, 1.0) * change
 
 
 def refresh(noise: jax.Array, momentum: jax.Array, damping: jax.Array) -> jax.Array:
@@ -311,7 +337,7 @@ def _move(
     state: ChainState, step: Step, gradient_fn: GradientFn, transition: Transition
 ) -> ChainState:
     def body(_: jax.Array, point: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return leapfrog(gradient_fn, *point, step.step_size, step.preconditioner)
+        return leapfrog(gradient_fn, *point, step.step_size, step.preconditioner, step.max_kick)
 
     point = state.position, state.momentum
     if transition.num_leapfrog == 1:

@@ -75,6 +75,8 @@ class Settings(NamedTuple):
     :param basis: axes :math:`B`, ``[num_dims, num_dims]``, along which a preconditioner that is
         diagonal acts, :math:`L = B diag(s)`; None for those of the positions.
     :param decision: how these settings were found, in words.
+    :param max_kick: the longest change of the momentum in one step, a number; None for no limit.
+        See :func:`~numpyro_dais.sampler.kernel.kick`.
     """
 
     betas: jax.Array
@@ -86,6 +88,7 @@ class Settings(NamedTuple):
     num_particles: int | None = None
     basis: jax.Array | None = None
     decision: Decision = NO_DECISION
+    max_kick: jax.Array | None = None
 
     @property
     def num_steps(self) -> int:
@@ -109,6 +112,8 @@ class Settings(NamedTuple):
                 f"  step size {_range(self.step_size)}, damping {_range(self.damping)}",
                 f"  preconditioner: {kind}{'' if is_constant else ', one per step'}",
             ]
+            if self.max_kick is not None:
+                lines.append(f"  kicks of a length of at most {float(self.max_kick):.3g}")
         start = "as the estimator's" if self.start is None else self.start.description
         number = "" if self.num_particles is None else f"; for {self.num_particles} particles"
         lines.append(f"  start: {start}{number}; found with {self.num_gradients} gradients")
@@ -150,7 +155,10 @@ class Settings(NamedTuple):
         if self.basis is not None:
             preconditioner = Axes(preconditioner, self.basis)
         previous = jnp.append(0.0, self.betas[:-1])[: self.num_steps]
-        return Step(self.betas, previous, self.step_size, self.damping, preconditioner)
+        max_kick = self.max_kick
+        if max_kick is not None:
+            max_kick = jnp.broadcast_to(max_kick, self.betas.shape)
+        return Step(self.betas, previous, self.step_size, self.damping, preconditioner, max_kick)
 
 
 class PartialSettings(NamedTuple):
@@ -313,6 +321,7 @@ def interpolate_settings(
         damping=interpolate(settings.damping, num_steps),
         preconditioner=preconditioner,
         num_gradients=settings.num_gradients,
+        max_kick=settings.max_kick,
     )
 
 

@@ -12,6 +12,7 @@ at fixed draws of the guide. These know the parameters, and nothing of the parti
 unbiased, and the bound a bound. No gradient goes through them.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -23,7 +24,14 @@ from numpyro_dais.sampler.kernel import Preconditioner, apply
 from numpyro_dais.sampler.path import Target
 from numpyro_dais.sampler.settings import Settings
 
-__all__ = ["Curvature", "draw_scale", "follow_curvature", "measure_curvature", "stable_steps"]
+__all__ = [
+    "Curvature",
+    "draw_scale",
+    "follow_curvature",
+    "longest_kick",
+    "measure_curvature",
+    "stable_steps",
+]
 
 # Products with the Hessian in a power iteration. Each costs about a gradient. Three know the
 # largest eigenvalue within a factor of two or so, which the distance to the limit of stability
@@ -133,7 +141,23 @@ def follow_curvature(settings: Settings, target: Target, is_scaled: bool) -> Set
     unit = jax.tree.map(lambda leaf: leaf[-1], units)
     curvature = measure_curvature(target, unit)
     step_size = stable_steps(curvature, settings.betas, settings.step_size)
-    return settings._replace(step_size=step_size)
+    return settings._replace(step_size=step_size, max_kick=jnp.asarray(longest_kick(num_dims)))
+
+
+def longest_kick(num_dims: int) -> float:
+    r"""
+    Returns the length at which kicks are cut off: :math:`2 (\sqrt D + 3)`.
+
+    A stable step, :math:`\eta \sqrt\lambda < 2`, kicks a draw of a Gaussian of curvature
+    :math:`\lambda` by less than twice the length of a standard normal vector, which is hardly ever
+    above :math:`\sqrt D + 3`. A longer kick means that the particle is far from where the density
+    has its mass, or meets a curvature far above the one that was measured. Uncut, the chain would
+    leave for ever, or cross at once what is the guide's way to go: then the guide, whose gradient
+    is lost on the way through the chain, hardly learns.
+
+    :param num_dims: the dimension of a position :math:`D`.
+    """
+    return 2.0 * (math.sqrt(num_dims) + 3.0)
 
 
 def draw_scale(target: Target) -> jax.Array:

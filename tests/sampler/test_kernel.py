@@ -15,6 +15,7 @@ from numpyro_dais.sampler.kernel import (
     apply,
     apply_transpose,
     forward_step,
+    kick,
     leapfrog,
     refresh,
     reverse_step,
@@ -86,6 +87,25 @@ def test_leapfrog_preserves_volume(kind, point):
 
     jacobian = jax.jacobian(step)(jnp.concatenate(point))
     assert np.linalg.det(jacobian) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_kicks_that_are_cut_off(point):
+    """Short ones are as ever, long ones as long as allowed, and the leapfrog keeps its volume."""
+    gradients = jnp.array([[0.3, -0.4, 0.0], [3.0, -4.0, 0.0], [0.0, 0.0, 0.0], [1e200, 0.0, 0.0]])
+    found = kick(gradients, jnp.ones(4), None, 2.0)
+    expected = [[0.3, -0.4, 0.0], [1.2, -1.6, 0.0], [0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
+    np.testing.assert_allclose(found, expected)
+    slopes = jax.vmap(jax.jacobian(lambda x: kick(x, jnp.asarray(1.0), None, 2.0)))(gradients)
+    np.testing.assert_allclose(slopes[np.array([0, 2])], [np.eye(3)] * 2)
+    unit = np.array([0.6, -0.8, 0.0])
+    np.testing.assert_allclose(slopes[1], 0.4 * (np.eye(3) - np.outer(unit, unit)), atol=1e-12)
+
+    def flow(state):
+        return jnp.concatenate(leapfrog(gradient_fn, state[:3], state[3:], 0.5, None, 0.2))
+
+    state = jnp.concatenate(point)
+    assert jnp.linalg.norm(kick(gradient_fn(point[0]), 0.5, None)) > 0.2
+    assert np.linalg.det(jax.jacobian(flow)(state)) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_leapfrog_energy_error_is_third_order(point):

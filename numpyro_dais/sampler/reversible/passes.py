@@ -361,7 +361,7 @@ def _kick(
 ) -> jax.Array:
     def kick_fn(constants: list, position: jax.Array, step: Step) -> jax.Array:
         gradient = _gradient(statics, constants, position, step.beta)
-        return kick(gradient, step.step_size, step.preconditioner)
+        return kick(gradient, step.step_size, step.preconditioner, step.max_kick)
 
     return _isolated(index, kick_fn, inputs.constants, position, step)
 
