@@ -372,7 +372,9 @@ class _Attempt:
                 # Its axes are those of no mode, but of a place where the density has no bound.
                 is_high, begins, rates = False, [self._broad(laplace)], list(_LEARNING_RATES)
                 self._take_iterations(_NUM_ITERATIONS)
-            if not begins and self.num_dims <= _MAX_FIRST_FOLLOWED and len(rates) == 2:
+            # A funnel is in the family without a bend, and its neck wants a fit of its own.
+            may_bend = self.num_dims <= _MAX_FIRST_FOLLOWED and neck_of(fitted) is None
+            if not begins and may_bend and len(rates) == 2:
                 fit = self._followed(fit)
                 if self._is_good(fit):
                     return fit

@@ -70,13 +70,14 @@ _LACKING = (
     "start='prior'."
 )
 _POOR = (
-    "Chains begin at a fit that the posterior is not like (its draws have weights of a relative variance of {:.2g}, "
-    "k-hat {:.2f}), and a second look had no power: what the fit lacks chains may lack, too, and the estimate may be too "
+    "Particles begin at a fit that the posterior is not like (its draws have weights of a relative variance of {:.2g}, "
+    "k-hat {:.2f}), and a second look had no power: what the fit lacks they may lack, too, and the estimate may be too "
     "low by more than its error; use a larger budget=, another parametrisation or a guide=."
 )
-# The score of a fit above which chains from it are not trusted without a second look: of the models
-# of benchmarks/trust.py, chains from fits with 110 and more were 1.8 of their errors too low on
-# average, by up to 4; fits of regressions in 35 and 61 dimensions have 6 to 35.
+# The score of a fit above which particles from it are not trusted without a second look: of the
+# models of benchmarks/trust.py, chains from fits with 110 and more were 1.8 of their errors too low
+# on average, by up to 4, and draws of one with 490 by 9; fits of regressions in 35 and 61
+# dimensions have 6 to 35.
 _POOR_SCORE = 100.0
 # The share of searches that would meet another mode, above which that is a warning: as much of the
 # evidence may be missing. A round number.
@@ -324,7 +325,7 @@ class _Tuner:
             f"{khat:.2f}), and {plan.num_particles} of them an error of {plan.error:.2g}"
             + ("; memory has room for no more" if self._is_full(plan) else "")
         )
-        note = "" if fit.mixture is None else self.fit_notes
+        note = "" if fit.mixture is None else self._note_on_fit()
         settings = self._settings(no_steps(), fit.mixture, plan.num_particles)
         return self._tuned(settings, note=note)
 
@@ -349,23 +350,20 @@ class _Tuner:
         )
         chain = candidate.at(plan.num_steps)
         settings = self._settings(chain, candidate.start, plan.num_particles)
-        if candidate.start is None:
-            note = _note(trials[-1], plan)
-        else:
-            note = " ".join(filter(None, (self.fit_notes, self._note_on_chains())))
+        note = _note(trials[-1], plan) if candidate.start is None else self._note_on_fit()
         return self._tuned(settings, plan.is_resampled, note)
 
-    def _note_on_chains(self) -> str:
-        """A warning where chains begin at a fit that neither its draws nor a look speak for."""
+    def _note_on_fit(self) -> str:
+        """Warnings of a fit: of modes, and where neither its draws nor a look speak for it."""
         found, num_dims = self.found, self.target.tracing.num_dims
         # In many dimensions no fit has weights of a small variance, and chains are for that.
         if found is None or found.fit is None or num_dims > MAX_COUPLED_DIMS:
-            return ""
+            return self.fit_notes
         has_looked = found.look is not None and (found.look.has_power or found.look.is_found)
         quality = found.fit.quality
         if has_looked or quality.score < _POOR_SCORE:
-            return ""
-        return _POOR.format(*quality)
+            return self.fit_notes
+        return " ".join(filter(None, (self.fit_notes, _POOR.format(*quality))))
 
     # --- trials ---------------------------------------------------------------------------------
 

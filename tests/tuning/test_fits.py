@@ -341,14 +341,15 @@ def test_ends_of_searches_that_are_no_maxima_are_no_modes(khat):
         (10.0, 0.6, 300, False, False),
     ],
 )
-def test_chains_from_a_poor_fit_are_warned_of(variance, khat, num_dims, has_power, is_warned):
+def test_particles_from_a_poor_fit_are_warned_of(variance, khat, num_dims, has_power, is_warned):
     fit = Fit(None, Quality(variance, khat), np.zeros(1), np.zeros((1, 2)))
     look = SimpleNamespace(has_power=has_power, is_found=False)
     run = SimpleNamespace(
         found=SimpleNamespace(fit=fit, look=look),
+        fit_notes="",
         target=SimpleNamespace(tracing=SimpleNamespace(num_dims=num_dims)),
     )
-    note = tuner._Tuner._note_on_chains(run)
+    note = tuner._Tuner._note_on_fit(run)
     assert bool(note) == is_warned
     if is_warned:
         assert f"relative variance of {variance:.2g}, k-hat {khat:.2f}" in note
