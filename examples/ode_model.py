@@ -116,21 +116,23 @@ def learn(loss: Trace_ELBO | DAVI, y: jax.Array, num_iterations: int) -> tuple:
 def plot(y: np.ndarray, log_likelihood: np.ndarray, best: float, fits: dict[str, tuple]) -> Figure:
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     patients, learning, evidence = figure.subplots(1, 3)
-    rng, hours = np.random.default_rng(1), STEP * np.arange(1, 33)
+    rng, hours = np.random.default_rng(1), STEP * np.arange(33)
     for index, patient in enumerate(np.argsort(y.mean(axis=1))[[0, len(y) // 2, -1]]):
         mass = special.softmax(log_joint(best, log_likelihood[patient]))
         draws = jnp.asarray(NODES[:, rng.choice(mass.size, 1000, p=mass)])
-        low, middle, high = np.percentile(solve(*draws, len(hours)), [5, 50, 95], axis=0)
+        paths = np.pad(solve(*draws, 32), ((0, 0), (1, 0)), constant_values=DOSE)
+        low, middle, high = np.percentile(paths, [5, 50, 95], axis=0)
         color = f"C{index + 4}"
         patients.fill_between(hours, low, high, color=color, alpha=0.25, lw=0)
         patients.plot(hours, middle, color=color)
         patients.plot(STEP * MEASURED, y[patient], "o", color=color, mec="white")
-    patients.set(xlabel="hours", ylabel="mg/l", title="Three patients, 90 % of the posterior")
+    patients.set(xlabel="hours", ylabel="mg/l", title="Three patients: medians, 90 % bands")
     ends = [path[-1] for path, _ in fits.values()]
     spreads = np.linspace(0.8 * min(ends), 1.3 * max(best, *ends), 60)
     values = [exact_log_evidence(spread, log_likelihood) for spread in spreads]
     evidence.plot(spreads, values, "k", label="exact log evidence")
-    evidence.plot(best, max(values), "k*", ms=12, zorder=3)
+    maximum = exact_log_evidence(best, log_likelihood)
+    evidence.plot(best, maximum, "k*", ms=12, ls="", label="its maximum")
     learning.axhline(best, color="k", ls="--", lw=1, label="exact")
     for index, (name, (path, bound)) in enumerate(fits.items()):
         color = f"C{index}"
@@ -140,7 +142,7 @@ def plot(y: np.ndarray, log_likelihood: np.ndarray, best: float, fits: dict[str,
         evidence.plot(path[-1], top, "o", color=color, mfc="white")
         evidence.plot(path[-1], bound, "o", color=color, label=f"bound: {name}")
     learning.set(xlabel="iteration", ylabel="spread", title="The spread, as it is learned")
-    evidence.set(xlabel="spread", ylabel="nats", title="Where they end")
+    evidence.set(xlabel="spread", ylabel="nats", title="Log evidence (open) and bounds at the end")
     for axes in (patients, learning, evidence):
         axes.spines[["top", "right"]].set_visible(False)
     learning.legend(frameon=False)
