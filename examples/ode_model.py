@@ -13,6 +13,8 @@ each patient are few enough for quadrature, which says what should be learned.
 
 The claim: the spread learned with ``Trace_ELBO()`` is too small; learned with ``DAVI()``, one changed line, it has a larger exact
 marginal likelihood, near the maximum if not at it, and the bound is tighter. Models without quadrature are fitted in the same way.
+More steps are not always nearer: 16 and 32, with as many iterations, learn 0.607 and 0.633, where 8 learn 0.654 and the maximum
+is at 0.715.
 
 **References**
 
@@ -131,8 +133,7 @@ def plot(y: np.ndarray, log_likelihood: np.ndarray, best: float, fits: dict[str,
     spreads = np.linspace(0.8 * min(ends), 1.3 * max(best, *ends), 60)
     values = [exact_log_evidence(spread, log_likelihood) for spread in spreads]
     evidence.plot(spreads, values, "k", label="exact log evidence")
-    maximum = exact_log_evidence(best, log_likelihood)
-    evidence.plot(best, maximum, "k*", ms=12, ls="", label="its maximum")
+    evidence.plot(best, max(values), "k*", ms=12, ls="", label="its maximum")
     learning.axhline(best, color="k", ls="--", lw=1, label="exact")
     for index, (name, (path, bound)) in enumerate(fits.items()):
         color = f"C{index}"
@@ -142,7 +143,7 @@ def plot(y: np.ndarray, log_likelihood: np.ndarray, best: float, fits: dict[str,
         evidence.plot(path[-1], top, "o", color=color, mfc="white")
         evidence.plot(path[-1], bound, "o", color=color, label=f"bound: {name}")
     learning.set(xlabel="iteration", ylabel="spread", title="The spread, as it is learned")
-    evidence.set(xlabel="spread", ylabel="nats", title="Log evidence (open) and bounds at the end")
+    evidence.set(xlabel="spread", ylabel="nats", title="Evidence, and bounds on it")
     for axes in (patients, learning, evidence):
         axes.spines[["top", "right"]].set_visible(False)
     learning.legend(frameon=False)
@@ -153,8 +154,7 @@ def plot(y: np.ndarray, log_likelihood: np.ndarray, best: float, fits: dict[str,
 def main(args: argparse.Namespace) -> None:
     y = make_data(args.num_patients)
     solutions = np.asarray(jax.jit(solve, static_argnums=2)(*jnp.asarray(NODES), MEASURED[-1]))
-    densities = stats.norm.logpdf(y[:, None], solutions[:, MEASURED - 1], NOISE)
-    log_likelihood = densities.sum(axis=-1)
+    log_likelihood = stats.norm.logpdf(y[:, None], solutions[:, MEASURED - 1], NOISE).sum(axis=-1)
     found = optimize.minimize_scalar(
         lambda spread: -exact_log_evidence(spread, log_likelihood), bounds=(0.1, 1.4)
     )
