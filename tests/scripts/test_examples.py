@@ -47,6 +47,10 @@ SCRIPTS = {
         ["--num-particles", "64", "--num-steps", "32", "--sandwich-steps", "4"],
         ["log Bayes factor", "-30.903", "hierarchical, K = 32", "gap"],
     ),
+    "ode_model.py": (
+        ["--num-steps", "8", "--num-iterations", "600"],
+        ["exact              0.715   -52.727", "ELBO", "DAVI, K = 8"],
+    ),
     "vae.py": (
         [
             "--num-train",
@@ -102,6 +106,22 @@ SCRIPTS = {
     ),
 }
 
+
+def check_ode_model(output: str) -> None:
+    """Columns: spread, bound, log evidence at the spread, and how far that is below the maximum."""
+    lines = [line for line in output.splitlines() if line.startswith(("exact", "ELBO", "DAVI"))]
+    rows = {line[:16].strip(): [float(word) for word in line[16:].split()] for line in lines}
+    elbo, davi, exact = rows["ELBO"], rows["DAVI, K = 8"], rows["exact"]
+    # Five standard deviations over ten seeds, which have 0.505 ± 0.005 and 0.642 ± 0.009, and bounds
+    # of -62.5 ± 0.4 and -54.3 ± 0.15.
+    assert elbo[0] < 0.53 < 0.597 < davi[0] < 0.687 < exact[0]
+    assert elbo[1] < -60.5 < -55.05 < davi[1] < exact[1]
+    assert elbo[3] > 0.9 > 0.3 > davi[3] > 0.0
+
+
+# What the figures that a script prints must satisfy beside.
+CLAIMS = {"ode_model.py": check_ode_model}
+
 # Warnings are errors in a script too, but for those that say the arguments are too small.
 WARNINGS = [
     "-W",
@@ -133,6 +153,8 @@ def test_script_runs(name, tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
     for text in expected:
         assert text in result.stdout
+    if name in CLAIMS:
+        CLAIMS[name](result.stdout)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
