@@ -54,6 +54,7 @@ from numpyro_dais.tuning.variational import (
     NO_TILT,
     VARIATIONAL_DRAWS,
     Tilt,
+    is_funnel,
     neck_of,
     noise_at,
     variational_fit,
@@ -373,7 +374,7 @@ class _Attempt:
                 is_high, begins, rates = False, [self._broad(laplace)], list(_LEARNING_RATES)
                 self._take_iterations(_NUM_ITERATIONS)
             # A funnel is in the family without a bend, and its neck wants a fit of its own.
-            may_bend = self.num_dims <= _MAX_FIRST_FOLLOWED and neck_of(fitted) is None
+            may_bend = self.num_dims <= _MAX_FIRST_FOLLOWED and not is_funnel(fitted)
             if not begins and may_bend and len(rates) == 2:
                 fit = self._followed(fit)
                 if self._is_good(fit):

@@ -30,10 +30,10 @@ from numpyro_dais.sampler.settings import load_settings, no_steps
 from numpyro_dais.tuning import fitting, tuner
 from numpyro_dais.tuning.census import Census, Count
 from numpyro_dais.tuning.geometry import dense_geometry
-from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture
+from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture, with_prior
 from numpyro_dais.tuning.polish import Peak, polish_peak
 from numpyro_dais.tuning.quality import Fit, Quality
-from numpyro_dais.tuning.variational import NO_TILT, Tilt, neck_of, variational_fit
+from numpyro_dais.tuning.variational import NO_TILT, Tilt, is_funnel, neck_of, variational_fit
 
 RNG = np.random.default_rng(5)
 SHAPED = Component(
@@ -303,6 +303,16 @@ def test_axes_stay_as_they_are_in_a_fit():
     np.testing.assert_allclose(fitted.loc, mean, atol=0.1)
     assert abs(float(np.mean(elbos[-50:]))) < 0.01
     assert float(elbos[0]) < -0.1
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(0.5, True), (0.1, False)])
+def test_a_funnel_is_a_fit_whose_widths_depend_on_one_coordinate(slope, expected):
+    """Nine widths, as in a hierarchy of nine groups; what is above the diagonal does not count."""
+    component = with_prior(gaussian_component(np.zeros(10), np.eye(10)))
+    slopes = np.triu(np.ones((10, 10)))
+    slopes[1:, 0] = slope
+    assert is_funnel(component._replace(slopes=slopes)) == expected
+    assert not is_funnel(component._replace(slopes=None))
 
 
 @pytest.mark.parametrize("khat", [0.4, 0.9])
