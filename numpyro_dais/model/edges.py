@@ -14,7 +14,7 @@ of it or so, 3 % in float64 and 20 % in float32, that no sampler in these coordi
 import numpy as np
 
 from numpyro_dais._util.weights import weight_shares
-from numpyro_dais.model.inspection import ModelStructure
+from numpyro_dais.model.inspection import ModelStructure, coordinates_of
 
 __all__ = ["note_on_edges", "shares_at_edges"]
 
@@ -39,15 +39,11 @@ def shares_at_edges(
     """
     edge = -np.log(np.finfo(positions.dtype).eps) - _MARGIN
     shares = weight_shares(np.asarray(log_weights, np.float64), np)
-    is_beyond = positions > edge
-    found: dict[str, float] = {}
-    begin = 0
-    for name in sorted(structure.prototype):  # as they are laid out
-        end = begin + np.size(structure.prototype[name])
-        if name in structure.rounded:
-            found[name] = float(shares @ np.any(is_beyond[:, begin:end], axis=1))
-        begin = end
-    return found
+    return {
+        name: float(shares @ np.any(positions[:, coordinates] > edge, axis=1))
+        for name, coordinates in coordinates_of(structure).items()
+        if name in structure.rounded
+    }
 
 
 def note_on_edges(
@@ -57,14 +53,14 @@ def note_on_edges(
     Returns a warning if so much of the posterior is at an edge that the estimate may be too low by
     an error; else an empty string.
 
-    :param structure: of the model.
+    :param structure: of the model, with sites that are rounded at an edge.
     :param positions: posterior draws, ``[num_particles, num_dims]``; with plates of their own
         chains nothing is looked for.
     :param log_weights: ``[num_particles]``.
     :param error: of the log evidence.
     """
     is_plain = structure.plate_axes is None and np.any(np.isfinite(log_weights))
-    if not structure.rounded or not is_plain or not np.isfinite(error):
+    if not is_plain or not np.isfinite(error):
         return ""
     shares = shares_at_edges(structure, positions, log_weights)
     name = max(shares, key=lambda name: shares[name])

@@ -29,6 +29,7 @@ __all__ = [
     "Trace",
     "check_data",
     "check_site_names",
+    "coordinates_of",
     "inspect_model",
     "inspect_run",
     "is_imputed",
@@ -173,6 +174,21 @@ def inspect_run(problem: Problem) -> tuple[ModelStructure, Trace]:
         frozenset(rounded),
     )
     return structure, trace
+
+
+def coordinates_of(structure: ModelStructure) -> dict[str, np.ndarray]:
+    """
+    Returns the coordinates of a position that belong to each continuous latent site.
+
+    :param structure: of a model without plates of its own.
+    """
+    # A position has the sites in alphabetical order.
+    sizes = {name: np.size(value) for name, value in sorted(structure.prototype.items())}
+    firsts = np.cumsum([0, *sizes.values()])
+    return {
+        name: first + np.arange(size)
+        for (name, size), first in zip(sizes.items(), firsts, strict=False)
+    }
 
 
 def _is_rounded(transform: Any) -> bool:

@@ -25,7 +25,7 @@ from numpyro_dais.model.guide import (
     position_order,
     set_up,
 )
-from numpyro_dais.model.inspection import ModelStructure, inspect_model
+from numpyro_dais.model.inspection import ModelStructure, coordinates_of, inspect_model
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.start import make_start
 from numpyro_dais.model.subsampling import LikelihoodFn
@@ -100,11 +100,8 @@ def coordinate_order(structure: ModelStructure) -> np.ndarray:
 
     :param structure: of a model without plates of its own.
     """
-    # A position has the sites in alphabetical order.
-    sizes = {name: np.size(value) for name, value in sorted(structure.prototype.items())}
-    firsts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-    sites = [firsts[name] + np.arange(sizes[name]) for name in structure.prototype]
-    return np.concatenate(sites)
+    coordinates = coordinates_of(structure)
+    return np.concatenate([coordinates[name] for name in structure.prototype])
 
 
 def _dynamics(

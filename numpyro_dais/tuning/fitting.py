@@ -204,21 +204,22 @@ class _Attempt:
         first = with_prior(jax.tree.map(lambda x: x[0], mixture.components))
         if mixture.num_modes == 1:
             return self._fit_one_mode(first)
-        if not self.has_peak:
-            # The ends of searches down the neck of a funnel, each of them elsewhere.
-            one = self._fit_one_mode(first)
-            if one.quality.khat < HOPELESS_KHAT:
-                self.count = Count(self.count.num_searches)
-                return one
+        # Without a peak they are ends down the neck of a funnel, each of them elsewhere.
+        one = None if self.has_peak else self._fit_one_mode(first)
+        if one is not None and one.quality.khat < HOPELESS_KHAT:
+            self.count = Count(self.count.num_searches)
+            return one
         # A fit around one of them would look good, and miss the others.
         several = self._fit_many_modes(mixture)
         if mixture.components.coupling is not None and self._is_worth(several):
             several = self._better(several, self._cover(mixture) or several)
         several = self._followed(several)
-        if several.quality.khat < HOPELESS_KHAT or not self._is_affordable():
+        if several.quality.khat < HOPELESS_KHAT:
             return several
         # Else they may be no modes, but places on a ridge.
-        return self._better(several, self._fit_one_mode(first))
+        if one is None and self._is_affordable():
+            one = self._fit_one_mode(first)
+        return several if one is None else self._better(several, one)
 
     def _better(self, one: Fit, other: Fit) -> Fit:
         """The fit that has met more mass, or has the better score."""

@@ -301,7 +301,7 @@ class _Tuner:
         self.found = found
         if found.modes.num_searches:
             self.words.append(found.modes.words)
-        self.fit_notes = _notes_on(found)
+        self.fit_notes = _notes_on(found, self.target.tracing.num_dims)
         if found.look is not None:
             self.words.append(found.look.words)
         if found.fit is not None:
@@ -325,7 +325,7 @@ class _Tuner:
             f"{khat:.2f}), and {plan.num_particles} of them an error of {plan.error:.2g}"
             + ("; memory has room for no more" if self._is_full(plan) else "")
         )
-        note = "" if fit.mixture is None else self._note_on_fit()
+        note = "" if fit.mixture is None else self.fit_notes
         settings = self._settings(no_steps(), fit.mixture, plan.num_particles)
         return self._tuned(settings, note=note)
 
@@ -350,20 +350,8 @@ class _Tuner:
         )
         chain = candidate.at(plan.num_steps)
         settings = self._settings(chain, candidate.start, plan.num_particles)
-        note = _note(trials[-1], plan) if candidate.start is None else self._note_on_fit()
+        note = _note(trials[-1], plan) if candidate.start is None else self.fit_notes
         return self._tuned(settings, plan.is_resampled, note)
-
-    def _note_on_fit(self) -> str:
-        """Warnings of a fit: of modes, and where neither its draws nor a look speak for it."""
-        found, num_dims = self.found, self.target.tracing.num_dims
-        # In many dimensions no fit has weights of a small variance, and chains are for that.
-        if found is None or found.fit is None or num_dims > MAX_COUPLED_DIMS:
-            return self.fit_notes
-        has_looked = found.look is not None and (found.look.has_power or found.look.is_found)
-        quality = found.fit.quality
-        if has_looked or quality.score < _POOR_SCORE:
-            return self.fit_notes
-        return " ".join(filter(None, (self.fit_notes, _POOR.format(*quality))))
 
     # --- trials ---------------------------------------------------------------------------------
 
@@ -562,8 +550,8 @@ class _Tuner:
             self.tools.on_round(num_steps, found.num_gradients, words)
 
 
-def _notes_on(found: Found) -> str:
-    """Reasons why draws of a fit may lack mass that they do not show."""
+def _notes_on(found: Found, num_dims: int) -> str:
+    """Reasons why particles from a fit may lack mass that they do not show."""
     notes = []
     if found.modes.is_full:
         notes.append(_FULL.format(found.modes.num_modes))
@@ -573,6 +561,11 @@ def _notes_on(found: Found) -> str:
         notes.append(_RARE.format(found.modes.words, found.modes.rare_share))
     if found.look is not None and found.look.is_found:
         notes.append(_LACKING.format(found.look.words))
+    has_looked = found.look is not None and (found.look.has_power or found.look.is_found)
+    # In many dimensions no fit has weights of a small variance, and chains are for that.
+    if found.fit is not None and num_dims <= MAX_COUPLED_DIMS and not has_looked:
+        quality = found.fit.quality
+        notes += [_POOR.format(*quality)] if quality.score >= _POOR_SCORE else []
     return " ".join(notes)
 
 

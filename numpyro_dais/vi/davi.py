@@ -409,9 +409,8 @@ class DAVI(ELBO):
         num_samples = check_count("num_samples", num_samples, 1)
         run_key, sample_key = random.split(rng_key)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of mini-batches: the constructor of this loss has said it
+            # Of mini-batches: the constructor of this loss has said it.
+            warnings.simplefilter("ignore")
             estimator = self.estimator(model, guide, params, num_steps, num_particles=num_samples)
         evidence = estimator.log_evidence(run_key, *args, **kwargs)
         return evidence.samples(sample_key, num_samples)

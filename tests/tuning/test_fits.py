@@ -29,6 +29,7 @@ from numpyro_dais.sampler.path import LogDensities, TargetFunctions
 from numpyro_dais.sampler.settings import load_settings, no_steps
 from numpyro_dais.tuning import fitting, tuner
 from numpyro_dais.tuning.census import Census, Count
+from numpyro_dais.tuning.fitting import Found
 from numpyro_dais.tuning.geometry import dense_geometry
 from numpyro_dais.tuning.laplace import gaussian_component, laplace_mixture, with_prior
 from numpyro_dais.tuning.polish import Peak, polish_peak
@@ -354,12 +355,7 @@ def test_ends_of_searches_that_are_no_maxima_are_no_modes(khat):
 def test_particles_from_a_poor_fit_are_warned_of(variance, khat, num_dims, has_power, is_warned):
     fit = Fit(None, Quality(variance, khat), np.zeros(1), np.zeros((1, 2)))
     look = SimpleNamespace(has_power=has_power, is_found=False)
-    run = SimpleNamespace(
-        found=SimpleNamespace(fit=fit, look=look),
-        fit_notes="",
-        target=SimpleNamespace(tracing=SimpleNamespace(num_dims=num_dims)),
-    )
-    note = tuner._Tuner._note_on_fit(run)
+    note = tuner._notes_on(Found(fit, 0.0, Count(), look), num_dims)
     assert bool(note) == is_warned
     if is_warned:
         assert f"relative variance of {variance:.2g}, k-hat {khat:.2f}" in note
