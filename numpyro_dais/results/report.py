@@ -378,7 +378,7 @@ def _faults_of_weights(evidence: Evidence) -> Iterator[str]:
             f"{weight_unit(evidence)} are too few for that: the estimate is likely too low and its error too small; "
             "use more particles, more steps or a fitted guide."
         )
-    elif _is_unchecked(evidence) and np.any(np.asarray(evidence.khat) > _UNCHECKED_KHAT):
+    elif _is_unchecked(evidence) and np.any(np.asarray(evidence.khat, float) > _UNCHECKED_KHAT):
         yield (
             f"k-hat is {np.max(evidence.khat):.2f}, above {_UNCHECKED_KHAT:g}, and a second look from the prior had no "
             "power: what the fit lacks has not been seen, and the estimate may be too low by more than its error; use "
