@@ -378,7 +378,7 @@ def _faults_of_weights(evidence: Evidence) -> Iterator[str]:
             f"{weight_unit(evidence)} are too few for that: the estimate is likely too low and its error too small; "
             "use more particles, more steps or a fitted guide."
         )
-    elif _is_unchecked(evidence) and np.any(np.asarray(evidence.khat, float) > _UNCHECKED_KHAT):
+    elif _is_unchecked(evidence):
         yield (
             f"k-hat is {np.max(evidence.khat):.2f}, above {_UNCHECKED_KHAT:g}, and a second look from the prior had no "
             "power: what the fit lacks has not been seen, and the estimate may be too low by more than its error; use "
@@ -387,10 +387,12 @@ def _faults_of_weights(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_unchecked(evidence: Evidence) -> bool:
-    """True if particles are from a fit that a second look could not check."""
-    has_tail = evidence.khat is not None and evidence.num_weights >= FEWEST_FOR_TAIL
+    """True if weights are heavy, and those of a fit that a second look could not check."""
     findings = evidence.findings
-    return has_tail and findings is not None and findings.missed_mass.outcome == "no power"
+    if evidence.khat is None or evidence.num_weights < FEWEST_FOR_TAIL or findings is None:
+        return False
+    is_heavy = np.any(np.asarray(evidence.khat) > _UNCHECKED_KHAT)
+    return bool(is_heavy) and findings.missed_mass.outcome == "no power"
 
 
 def _faults_of_agreement(evidence: Evidence) -> Iterator[str]:
