@@ -380,7 +380,7 @@ def _faults_of_weights(evidence: Evidence) -> Iterator[str]:
         )
     elif _is_unchecked(evidence):
         yield (
-            f"k-hat is {np.max(evidence.khat):.2f}, above {_UNCHECKED_KHAT:g}, and a second look from the prior had no "
+            f"k-hat is {_khat(evidence)}, above {_UNCHECKED_KHAT:g}, and a second look from the prior had no "
             "power: what the fit lacks has not been seen, and the estimate may be too low by more than its error; use "
             "a larger budget=, another parametrisation or a guide=."
         )
