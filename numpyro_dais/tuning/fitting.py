@@ -371,12 +371,12 @@ class _Attempt:
             # The mode of a funnel is far from its mass: then begin at the middle of the start, too.
             begin = begins.pop(0) if begins else fitted
             other, other_elbo = self._variational(begin, rate)
-            if not other_elbo < elbo:
+            if other_elbo > elbo:  # and a number
                 fitted, elbo = other, other_elbo
                 fit = self._test(self._supported(fitted, laplace))
             if fit.quality.khat < HEAVY_KHAT and first.quality.khat < LARGEST_KHAT:
                 begins = []
-            if is_astray and len(begins) == 1 and fit.quality.khat < LARGEST_KHAT:
+            if is_astray and begins and math.isfinite(elbo):
                 begins, rates = [], rates[1:]
             if is_high and fit.quality.khat < HEAVY_KHAT:
                 break
@@ -432,7 +432,8 @@ class _Attempt:
         tilt = neck_of(fitted)
         if tilt is None or fit.quality.khat <= HEAVY_KHAT or not self._is_affordable():
             return None
-        return self._variational(fitted, _LEARNING_RATES[0], tilt)[0]
+        neck, elbo = self._variational(fitted, _LEARNING_RATES[0], tilt)
+        return neck if math.isfinite(elbo) else None
 
     def _variational(
         self, begin: Component, rate: float, tilt: Tilt = NO_TILT

@@ -4,6 +4,7 @@
 """Fitted starts: shapes of a mode, mixtures, modes and variational fits."""
 
 from functools import partial
+import math
 from types import SimpleNamespace
 
 import jax
@@ -406,3 +407,30 @@ def centred_log_evidence(y):
     )
     log_prior = np.log(2 / np.pi) - np.log1p(tau**2) + log_tau
     return float(np.logaddexp.reduce(log_density + log_prior) + np.log(log_tau[1] - log_tau[0]))
+
+
+def test_a_fit_that_has_diverged_takes_no_place():
+    """Of three fits in a row the second ends at no number, and the third begins where the first ended."""
+    begins, tested = [], []
+    fits = iter([("first", -1.0), ("diverged", math.nan), ("third", -0.5)])
+
+    def variational(begin, rate):
+        begins.append(begin)
+        return next(fits)
+
+    poor = Fit(None, Quality(100.0, 1.0), np.zeros(1), np.zeros((1, 2)))
+    attempt = SimpleNamespace(num_dims=20, _variational=variational, _broad=lambda like: "middle")
+    attempt._supported = lambda fitted, support: fitted
+
+    def test(mixture, num_draws=0):
+        tested.append(mixture)
+        khat = 5.0 if mixture is laplace else 0.8
+        return poor._replace(quality=Quality(100.0, khat))
+
+    attempt._test, attempt._followed = test, lambda fit: fit
+    attempt._is_worth, attempt._neck = lambda fit: True, lambda fitted, fit: None
+    laplace = SimpleNamespace(basis=None, slopes=None)
+    fitting._Attempt._fit_one_mode(attempt, laplace)
+    assert begins == ["middle", "first", "first"]
+    assert "diverged" not in tested
+    assert tested[-1] == "third"
