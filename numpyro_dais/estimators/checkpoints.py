@@ -9,7 +9,6 @@ that it goes on from.
 from collections.abc import Callable
 import hashlib
 from importlib.metadata import version
-import inspect
 import os
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax
 from numpyro_dais._util.checks import check_on_host
 from numpyro_dais._util.concreteness import committed_leaf
 from numpyro_dais._util.journal import Journal
+from numpyro_dais.estimators.arguments import check_keyword
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.traced import TracedTarget, digest_of, text_of
 
@@ -34,15 +34,10 @@ def check_checkpoint(checkpoint: Any, model: Callable | None, args: tuple) -> No
     Raises an error unless this can be the path of a checkpoint, and is not meant for the model.
 
     :param checkpoint: what the user gave.
-    :param model: the model, or the potential function.
+    :param model: the model; None if there is none.
     :param args: its arguments by position.
     """
-    if model is not None and _has_own(model, args):
-        raise ValueError(
-            "checkpoint= is an argument of log_evidence and also one of the model, which would not get it; got "
-            f"{checkpoint!r}. Give the model's own by position, or wrap the model: "
-            "DAIS(lambda *args: model(*args, checkpoint=value))."
-        )
+    check_keyword("log_evidence", "checkpoint", checkpoint, model, args)
     if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"checkpoint must be the path of a file; got {checkpoint!r}.")
 
@@ -98,13 +93,3 @@ def _identity_of(problem: Problem, target: TracedTarget) -> dict[str, str]:
 
 def _digest(value: Any) -> str:
     return hashlib.blake2b(repr(value).encode()).hexdigest()[:_NUM_LETTERS]
-
-
-def _has_own(model: Callable, args: tuple) -> bool:
-    """Returns whether a model has an argument of this name that was not given by position."""
-    try:
-        signature = inspect.signature(model)
-        given = signature.bind_partial(*args).arguments
-    except (TypeError, ValueError):  # no signature, or arguments that do not fit it
-        return False
-    return "checkpoint" in signature.parameters and "checkpoint" not in given

@@ -4,6 +4,7 @@
 """Differentiable annealed importance sampling: the main door of the package."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import fields, replace
 from functools import partial
 import math
@@ -219,6 +220,12 @@ class DAIS(Estimator):
         self._max_seconds = max_seconds
         if batches is not None:
             warn_of_noise("surrogate='quadratic' is the remedy")
+
+    def _with_budget(self, budget: int) -> "DAIS":
+        """The same estimator with another budget; what is known of its problems is shared."""
+        other = copy(self)
+        other._goal = self._goal._replace(budget=budget)
+        return other
 
     @property
     def _has_rounds(self) -> bool:
