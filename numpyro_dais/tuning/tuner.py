@@ -309,8 +309,7 @@ class _Tuner:
         if not self.goal.is_start_free:
             return None
         key = named_key(self.rng_key, "fit")
-        search = partial(find_start, key, self.target, self.goal, self.tools.draw)
-        found = self.stage("the fit", search)
+        found = find_start(key, self.target, self.goal, self.tools.draw, self.tools.journal)
         self.spent += found.num_gradients
         self.found = found
         if found.modes.num_searches:

@@ -123,11 +123,13 @@ def test_a_checkpoint_changes_nothing(undisturbed):
 
 def test_a_fit_is_restored(tmp_path, monkeypatch):
     """Draws of a fitted start, without steps."""
-    changes = {"start": "auto", "num_steps": None, "num_particles": None, "budget": 4000}
+    changes = {"start": "auto", "num_steps": None, "num_particles": None, "budget": 20_000}
     evidence = estimate(tmp_path / "run", **changes)
     assert evidence.settings.start is not None
-    for name in ("tuning.tuner.find_start", "estimators.base.run"):
-        monkeypatch.setattr(f"numpyro_dais.{name}", lambda *_, **__: pytest.fail("ran again"))
+    fail = lambda *_, **__: pytest.fail("ran again")  # noqa: E731
+    for name in ("fitting.find_modes", "fitting.variational_fit", "fitting.second_look"):
+        monkeypatch.setattr(f"numpyro_dais.tuning.{name}", fail)
+    monkeypatch.setattr("numpyro_dais.estimators.base.run", fail)
     restored = estimate(tmp_path / "run", **changes)
     jax.tree.map(np.testing.assert_array_equal, restored.settings, evidence.settings)
     np.testing.assert_array_equal(restored.log_weights, evidence.log_weights)
