@@ -42,6 +42,7 @@ _TORN = (
     OSError,
     EOFError,
     ValueError,
+    TypeError,
     KeyError,
     IndexError,
     AttributeError,

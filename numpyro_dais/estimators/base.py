@@ -350,8 +350,8 @@ class Estimator:
         if checkpoint is not None:
             raise NotImplementedError(
                 "checkpoint= keeps the rounds of a self-tuned run, DAIS(model).log_evidence(..., checkpoint=...), and "
-                f"this {self._method} has none: it has settings, a plate, mini-batches, a surrogate, "
-                "memory='reversible' or no steps. Leave checkpoint= out."
+                f"this {self._method} has none: it is another estimator, or has settings, a plate, mini-batches, a "
+                "surrogate, memory='reversible' or no steps. Leave checkpoint= out."
             )
         return Journal()
 

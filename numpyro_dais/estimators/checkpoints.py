@@ -43,7 +43,7 @@ def check_checkpoint(checkpoint: Any, model: Callable | None, args: tuple) -> No
 
 
 def journal_of(
-    checkpoint: str | os.PathLike | None,
+    checkpoint: str | os.PathLike,
     rng_key: jax.Array,
     problem: Problem,
     target: TracedTarget,
@@ -52,14 +52,12 @@ def journal_of(
     """
     Returns the journal of a call, which begins with what the file holds, if there is one.
 
-    :param checkpoint: the path of the file; None for a journal that keeps nothing.
+    :param checkpoint: the path of the file.
     :param rng_key: the key of the call.
     :param problem: the problem, with concrete arguments.
     :param target: of the problem.
     :param settings: whatever else decides about the run, by name.
     """
-    if checkpoint is None:
-        return Journal()
     check_on_host("log_evidence with checkpoint=", (problem, rng_key))
     identity = {
         **{f"the version of {name}": version(name) for name in _LIBRARIES},

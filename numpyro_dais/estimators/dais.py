@@ -241,7 +241,7 @@ class DAIS(Estimator):
     def _journal(
         self, checkpoint: str | os.PathLike | None, rng_key: jax.Array, problem: Problem
     ) -> Journal:
-        if not self._has_rounds:
+        if checkpoint is None or not self._has_rounds:
             return super()._journal(checkpoint, rng_key, problem)
         target = self._preparation.target(problem, rng_key)
         settings = {**self._goal._asdict(), "max_seconds": self._max_seconds}

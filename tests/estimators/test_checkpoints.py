@@ -3,6 +3,7 @@
 
 """Runs that are killed go on from their checkpoint, and end as if nothing had happened."""
 
+import io
 import os
 import signal
 import subprocess
@@ -207,11 +208,9 @@ def damaged(data):
     return data[:100] + bytes(20) + data[120:]
 
 
-def of_numpy(data):
-    import io
-
+def of_numpy(data, header='{"title": "mine"}'):
     file = io.BytesIO()
-    np.savez(file, header=np.array('{"title": "mine"}'))
+    np.savez(file, header=np.array(header))
     return file.getvalue()
 
 
@@ -221,6 +220,7 @@ DAMAGES = {
     "empty": lambda data: b"",
     "text": lambda data: b"not a checkpoint at all",
     "another npz": of_numpy,
+    "another header": lambda data: of_numpy(data, "[1]"),
 }
 
 
