@@ -70,6 +70,7 @@ _SLOW = (
     "sampler/test_reversible.py::test_round_trip_is_exact[simplex-15000",
     "sampler/test_reversible.py::test_round_trip_is_exact[simplex-1000",
     "scripts/test_benchmarks.py::test_peers",
+    "scripts/test_benchmarks.py::test_rows",
     "scripts/test_dimension.py::test_script",
     "scripts/test_examples.py::test_script_runs[convergence_study.py",
     "scripts/test_examples.py::test_script_runs[davi_autoguide.py",

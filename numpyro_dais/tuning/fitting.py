@@ -9,13 +9,15 @@ A start is good if its weights vary little and their tail is light. What the sea
 part of the budget, and no fit is tried that could not save more than it costs.
 """
 
+from functools import partial
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
+from numpyro_dais._util.journal import NO_JOURNAL, Journal
 from numpyro_dais._util.keys import host_generator, named_key
 from numpyro_dais.model.modes import find_modes
 from numpyro_dais.model.searches import NUM_LANES
@@ -146,7 +148,13 @@ class Found(NamedTuple):
     look: Look | None = None
 
 
-def find_start(rng_key: jax.Array, target: TracedTarget, goal: Goal, draw_fn: DrawFn) -> Found:
+def find_start(
+    rng_key: jax.Array,
+    target: TracedTarget,
+    goal: Goal,
+    draw_fn: DrawFn,
+    journal: Journal = NO_JOURNAL,
+) -> Found:
     """
     Returns the best start that a part of the budget could find, if any.
 
@@ -154,8 +162,9 @@ def find_start(rng_key: jax.Array, target: TracedTarget, goal: Goal, draw_fn: Dr
     :param target: the target, with the start that is to be replaced.
     :param goal: what the start is for.
     :param draw_fn: runs particles.
+    :param journal: keeps what each stage gives.
     """
-    attempt = _Attempt(rng_key, target, goal, draw_fn, target.tracing.order)
+    attempt = _Attempt(rng_key, target, goal, draw_fn, target.tracing.order, journal)
     fit = attempt.look_again(attempt.find())
     return Found(fit, attempt.spent, attempt.count, attempt.look)
 
@@ -170,12 +179,14 @@ class _Attempt:
         goal: Goal,
         draw_fn: DrawFn,
         order: np.ndarray,
+        journal: Journal,
     ) -> None:
         self.rng_key = rng_key
         self.target = target
         self.goal = goal
         self.draw_fn = draw_fn
         self.order = order
+        self.stage = journal.stage
         self.spent = 0.0
         self.count = Count()
         self.look: Look | None = None
@@ -293,7 +304,8 @@ class _Attempt:
             key = named_key(self.rng_key, f"look {number}")
             started = self.target.with_mixture(fit.mixture)
             most = share * self.goal.budget
-            look = second_look(key, self.target, started, fit.log_weights, most)
+            look_fn = partial(second_look, key, self.target, started, fit.log_weights, most)
+            look = self.stage("a second look", look_fn)
             if look is None:
                 break
             self.look = look
@@ -309,6 +321,11 @@ class _Attempt:
 
     def _laplace(self) -> Mixture | None:
         """Laplace's approximation around each mode that is found."""
+        mixture, self.spent, self.count, self.has_peak = self.stage("the modes", self._searched)
+        return mixture
+
+    def _searched(self) -> tuple[Mixture | None, float, Count, bool]:
+        """The same, with all that was spent so far, the count, and whether one is a maximum."""
         starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, self.num_dims)
         looks = Looks(self.target, self.spread, self.goal.budget, min(NUM_LANES, len(starts)))
         most = _HESSIAN_SHARE * self.goal.budget / (looks.cost_of_geometry + _COST_OF_MODE)
@@ -331,10 +348,10 @@ class _Attempt:
                 if left < _MORE_STARTS or not (count.num_once or count.is_uneven):
                     break
                 search(self._more_starts(batch), left)
-        self.spent += looks.num_gradients
-        self.count = census.count
-        self.has_peak = any(peak.is_found for peak in census.peaks)
-        return laplace_mixture(census.peaks, self.order) if census.peaks else None
+        spent = self.spent + looks.num_gradients
+        has_peak = any(peak.is_found for peak in census.peaks)
+        mixture = laplace_mixture(census.peaks, self.order) if census.peaks else None
+        return mixture, spent, census.count, has_peak
 
     def _more_starts(self, batch: int) -> np.ndarray:
         """Beginnings of more searches."""
@@ -441,16 +458,20 @@ class _Attempt:
         """A fit, and its ELBO."""
         self.spent += self.fit_cost
         self.num_fits += 1
-        component, elbos = variational_fit(
-            named_key(self.rng_key, f"fit {self.num_fits}"),
-            self.target,
-            begin,
-            self.order,
-            rate,
-            tilt,
-            num_iterations=self.num_iterations,
-        )
-        component, elbos = jax.tree.map(np.asarray, (component, elbos))
+
+        def fit() -> Any:
+            fitted = variational_fit(
+                named_key(self.rng_key, f"fit {self.num_fits}"),
+                self.target,
+                begin,
+                self.order,
+                rate,
+                tilt,
+                num_iterations=self.num_iterations,
+            )
+            return jax.tree.map(np.asarray, fitted)
+
+        component, elbos = self.stage(f"fit {self.num_fits}", fit)
         return component, float(np.mean(elbos[-self.num_iterations // 5 :]))
 
     def _test(self, mixture: Mixture, num_draws: int = BLOCK) -> Fit:
@@ -467,7 +488,8 @@ class _Attempt:
         self.num_tests += 1
         test_key = named_key(self.rng_key, f"test {self.num_tests}")
         started = self.target.with_mixture(mixture)
-        log_weights, draws = weighted_draws(self.draw_fn(test_key, started, no_steps(), num_draws))
+        draw = partial(self.draw_fn, test_key, started, no_steps(), num_draws)
+        log_weights, draws = weighted_draws(self.stage(f"test {self.num_tests}", draw))
         return Fit(mixture, quality_of(log_weights), log_weights, draws)
 
     def _is_worth(self, fit: Fit) -> bool:
