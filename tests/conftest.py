@@ -90,8 +90,10 @@ _SLOW = (
 
 
 def pytest_collection_modifyitems(items):
-    """Marks the slow tests."""
+    """Marks the slow tests, and those that start programs with several devices."""
     for item in items:
+        if item.nodeid.startswith("tests/multidevice/"):
+            item.add_marker(pytest.mark.multidevice)
         if item.nodeid.removeprefix("tests/").startswith(_SLOW):
             item.add_marker(pytest.mark.slow)
 

@@ -3,7 +3,8 @@
 
 """Compiled functions that objects share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ import jax
 from numpyro_dais._util.concreteness import is_concrete
 from numpyro_dais._util.interrupts import interrupts_held
 
-__all__ = ["program"]
+__all__ = ["call_on_devices", "program"]
 
 T = TypeVar("T")
 
@@ -49,12 +50,73 @@ def program(
             if not is_concrete((args, kwargs)):
                 return thorough(*args, **kwargs)  # options are for outermost programs only
             with interrupts_held():
-                compiled = brief() if is_brief and _may_be_brief() else thorough
-                return compiled(*args, **kwargs)
+                return chosen()(*args, **kwargs)
 
+        def chosen() -> Callable[..., T]:
+            return brief() if is_brief and _may_be_brief() else thorough
+
+        _jitted[call] = chosen
         return call
 
     return decorate
+
+
+# The jitted function of each program; what was compiled of them for devices.
+_jitted: dict[Callable, Callable[[], Any]] = {}
+_compiled: dict[Any, Future] = {}
+
+
+def call_on_devices(
+    program: Callable[..., T],
+    devices: Sequence[jax.Device],
+    calls: Sequence[tuple],
+    **static: Any,
+) -> list[T]:
+    """
+    Returns what a program returns for several calls, each of which is made on its own device, all
+    of them at the same time.
+
+    A device has a program of its own, with the same instructions: XLA compiles them side by side.
+    They are called from threads, since a CPU returns from a call when it is done.
+
+    :param program: the program.
+    :param devices: a device for each call, or more.
+    :param calls: positional arguments, whose arrays are on the device or nowhere yet.
+    :param static: static arguments of all.
+    """
+    workers = _workers(len(devices))
+    calls = [jax.device_put(args, device) for device, args in zip(devices, calls, strict=False)]
+    futures = [
+        _compiled_for(workers, program, device, args, static)
+        for device, args in zip(devices, calls, strict=False)
+    ]
+    with interrupts_held():
+        compiled = [future.result() for future in futures]
+
+    def run(fn: Callable[..., T], args: tuple) -> T:
+        return jax.block_until_ready(fn(*args))
+
+    return list(workers.map(run, compiled, calls))
+
+
+@cache
+def _workers(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, "numpyro_dais")
+
+
+def _compiled_for(
+    workers: ThreadPoolExecutor, program: Callable, device: jax.Device, args: tuple, static: Any
+) -> Future:
+    """The program for a device, as it will be: it is traced here, and compiled by a worker."""
+    leaves, treedef = jax.tree.flatten(args)
+    avals = tuple(jax.typeof(leaf) for leaf in leaves)
+    key = program, device, treedef, avals, tuple(sorted(static.items()))
+    if key not in _compiled:
+        lowered = _jitted[program]().lower(*args, **static)
+        _compiled[key] = future = workers.submit(lowered.compile)
+        future.add_done_callback(lambda done: done.exception() and _compiled.pop(key, None))
+        return future
+    return _compiled[key]
 
 
 def _may_be_brief() -> bool:

@@ -9,6 +9,8 @@ import jax
 from jax import lax
 from tqdm.auto import tqdm
 
+from numpyro_dais._util.devices import is_leader
+
 __all__ = ["RoundsBar", "progress_callback"]
 
 # The bars that are open, by title: programs are shared, and a bar belongs to one run of one.
@@ -27,6 +29,8 @@ def progress_callback(title: str, num_steps: int, num_chunks: int) -> Callable[[
     rate = max(1, num_steps // 50)
 
     def update(index: int) -> None:
+        if not is_leader():
+            return
         if title not in _bars:
             _bars[title] = tqdm(total=num_steps * num_chunks, desc=title, unit="step")
         bar = _bars[title]

@@ -9,10 +9,11 @@ The work is done elsewhere: :mod:`~numpyro_dais.model.prepare` makes a problem r
 and :mod:`~numpyro_dais.model.posterior` has draws for those that go back.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 import math
 import os
-from typing import Any
+from typing import Any, TypeVar
 import warnings
 
 import jax
@@ -23,6 +24,7 @@ from numpyro.infer import MCMC
 
 from numpyro_dais._util.checks import check_count, check_key, check_on_host, user_stack_level
 from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais._util.devices import agreed
 from numpyro_dais._util.journal import Journal
 from numpyro_dais.estimators.arguments import ChainArguments, Integrand
 from numpyro_dais.estimators.certify import certificate
@@ -60,6 +62,8 @@ from numpyro_dais.tuning.surrogate_fit import fit_quadratic
 from numpyro_dais.tuning.tuner import Tuned
 
 __all__ = ["Estimator"]
+
+T = TypeVar("T")
 
 
 class Estimator:
@@ -181,8 +185,11 @@ class Estimator:
         problem = self._with_dynamics(rng_key, problem)
         target = self._preparation.target(problem, rng_key)
         num_draws = self._num_particles(self._settings(problem, target))
-        draws = posterior_draws(
-            draws_key, problem, target, posterior_samples, num_draws, num_chains
+        draws = self._agreed(
+            (problem, rng_key, posterior_samples),
+            lambda: posterior_draws(
+                draws_key, problem, target, posterior_samples, num_draws, num_chains
+            ),
         )
         evidence, target = self._estimate(forward_key, problem, target)
         settings = evidence.settings
@@ -291,7 +298,8 @@ class Estimator:
         """
         problem = self._problem(args, kwargs)
         check_on_host("fit_surrogate", problem)
-        return self._fit_surrogate(self._preparation.with_data_plate(random.key(0), problem, None))
+        problem = self._preparation.with_data_plate(random.key(0), problem, None)
+        return self._agreed(problem, lambda: self._fit_surrogate(problem))
 
     # Whether settings that are given are the same for all arguments of the model.
     _has_fixed_settings = True
@@ -313,8 +321,18 @@ class Estimator:
     def _trial_config(self) -> RunConfig:
         """
         Of the runs that find settings: no bar, and no resampling, of which tuning knows nothing.
+        One process runs them, and decides for all.
         """
-        return replace(self._config, bar_title=None, resample_at=())
+        return replace(self._config, bar_title=None, resample_at=(), is_alone=True)
+
+    def _agreed(self, inputs: Any, fn: Callable[[], T]) -> T:
+        """
+        The result of a function; if processes share the particles, that of the first of them.
+
+        :param inputs: what it works on.
+        :param fn: the function.
+        """
+        return agreed(self._config.layout(inputs), fn)
 
     def _with_dynamics(self, rng_key: jax.Array, problem: Problem) -> Problem:
         """The problem with what the steps are to follow instead of the gradient on all the data."""
@@ -323,7 +341,7 @@ class Estimator:
         problem = self._preparation.with_data_plate(rng_key, problem, self._batches)
         surrogate = self._surrogate
         if isinstance(surrogate, str):
-            surrogate = self._fit_surrogate(problem)
+            surrogate = self._agreed(problem, lambda: self._fit_surrogate(problem))
         return problem if surrogate is None else problem.replace(surrogate=surrogate)
 
     def _fit_surrogate(self, problem: Problem) -> QuadraticSurrogate:
@@ -425,7 +443,8 @@ class Estimator:
         free = () if structure is None else structure.free_factors
         history = tuned.history
         if tuned.target_error is not None and tuned.finished is None:
-            counts = settings.num_steps, num_gradients, journal.seconds()
+            seconds = self._agreed((problem, run_key), journal.seconds)
+            counts = settings.num_steps, num_gradients, seconds
             history += (round_of(particles.log_weights, *counts, num_particles=num_particles),)
         if config.memory == "reversible" and is_concrete(particles.log_weights):
             is_good = np.isfinite(np.asarray(particles.log_weights)) | particles.is_zero
@@ -465,13 +484,21 @@ class Estimator:
     ) -> Run:
         """The particles that are reported."""
         settings, config = tuned.settings, self._config
+        if config.online_acceptance is not None:
+            return self._agreed(
+                (target, rng_key),
+                lambda: run(rng_key, target, settings, num_particles, config, has_bar=True),
+            )
         if tuned.run is None or not settings.num_steps or config.has_islands(settings):
 
             def run_all() -> Run:
                 return run(rng_key, target, settings, num_particles, config, has_bar=True)
 
-            # An early end is no stage of the run, which may go on from the one before.
-            return journal.stage("the last round", run_all) if tuned.is_planned else run_all()
+            # An early end is no stage of the run, which may go on from the one before; and where
+            # processes share a run, one alone has kept the journal.
+            layout = config.layout((target, rng_key))
+            is_stage = tuned.is_planned and not (layout is not None and layout.is_shared)
+            return journal.stage("the last round", run_all) if is_stage else run_all()
         return tuned.run(rng_key, target, settings, num_particles)[0]
 
     def _num_particles(self, settings: Settings | None) -> int:
@@ -520,7 +547,10 @@ class Estimator:
             return num_full_gradients(problem, number, num_particles)
 
         given = self._chain.given
-        return Tuned(tune_step_size(rng_key, target, given, self._run_trial, cost_fn))
+        return self._agreed(
+            (problem, rng_key),
+            lambda: Tuned(tune_step_size(rng_key, target, given, self._run_trial, cost_fn)),
+        )
 
     def _refine(self, rng_key: jax.Array, target: TracedTarget, settings: Settings) -> Settings:
         if (
@@ -532,7 +562,10 @@ class Estimator:
                 "refine=True is for chains of DAIS with at least one step and without plate=: it differentiates "
                 f"the bound of one chain; got {type(self).__name__} with {settings.num_steps} steps. Leave it out."
             )
-        return refine(rng_key, target.with_mixture(settings.start), settings, self._run_trial)
+        started = target.with_mixture(settings.start)
+        return self._agreed(
+            (target, rng_key), lambda: refine(rng_key, started, settings, self._run_trial)
+        )
 
     def _run_trial(
         self, rng_key: jax.Array, target: TracedTarget, settings: Settings, num_particles: int

@@ -14,6 +14,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_dais._util.checks import check_count, check_number, check_optional_count
+from numpyro_dais._util.devices import Devices, check_devices
 from numpyro_dais._util.journal import Journal
 from numpyro_dais.estimators.arguments import (
     ChainArguments,
@@ -108,12 +109,14 @@ class ImportanceSampling(Estimator):
         params: dict | None = None,
         plate: str | tuple[str, ...] | None = None,
         chunk_size: int | None = None,
+        devices: Devices = None,
     ) -> None:
         integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
         chain = resolve_chain(0, 1.0, None, None, None, None)
         num_particles = check_optional_count("num_particles", num_particles, 1)
         chunk_size = check_optional_count("chunk_size", chunk_size, 1)
-        super().__init__(integrand, chain, num_particles, RunConfig(chunk_size=chunk_size))
+        config = RunConfig(chunk_size=chunk_size, devices=check_devices(devices))
+        super().__init__(integrand, chain, num_particles, config)
 
 
 class _Corrected(Estimator):
@@ -131,6 +134,7 @@ class _Corrected(Estimator):
         adaptation: Adaptation,
         chunk_size: int | None,
         progress_bar: bool,
+        devices: Devices,
     ) -> None:
         num_particles = check_optional_count("num_particles", num_particles, 1)
         chunk_size = check_optional_count("chunk_size", chunk_size, 1)
@@ -140,7 +144,7 @@ class _Corrected(Estimator):
         if adaptation not in get_args(Adaptation):
             raise ValueError(f"adaptation must be 'pilot' or 'online'; got {adaptation!r}.")
         if adaptation == "online":
-            _check_online(num_particles, chunk_size)
+            _check_online(num_particles, chunk_size, devices)
         self.target_acceptance = target_acceptance
         self.adaptation = adaptation
         is_online = adaptation == "online" and chain.settings is None
@@ -151,6 +155,7 @@ class _Corrected(Estimator):
             chunk_size=chunk_size,
             bar_title=type(self).__name__ if progress_bar else None,
             online_acceptance=target_acceptance if is_online else None,
+            devices=check_devices(devices),
         )
         super().__init__(integrand, chain, num_particles, config)
 
@@ -163,25 +168,29 @@ class _Corrected(Estimator):
         may_resample: bool = False,
         journal: Journal | None = None,
     ) -> Tuned:
+        tuned = self._agreed((problem, rng_key), lambda: self._find(rng_key, target))
+        return Tuned(tuned)
+
+    def _find(self, rng_key: jax.Array, target: TracedTarget) -> Settings:
+        """Settings with the wanted acceptance; those that an on-line run begins with."""
         settings = first_settings(rng_key, target, self._chain.given)
         if self.adaptation == "online":
-            return Tuned(settings)
+            return settings
 
         def acceptance_fn(key: jax.Array, settings: Settings, num_particles: int) -> np.ndarray:
             particles = run(key, target, settings, num_particles, self._trial_config)
             return np.asarray(particles.acceptance)
 
-        tuned = tune_acceptance(
+        return tune_acceptance(
             rng_key,
             settings,
             self.target_acceptance,
             acceptance_fn,
             self._config.transition.num_leapfrog,
         )
-        return Tuned(tuned)
 
 
-def _check_online(num_particles: int | None, chunk_size: int | None) -> None:
+def _check_online(num_particles: int | None, chunk_size: int | None, devices: Devices) -> None:
     if num_particles == 1:
         raise ValueError(
             "On-line adaptation follows the mean acceptance over particles and needs at least 2; got "
@@ -191,6 +200,11 @@ def _check_online(num_particles: int | None, chunk_size: int | None) -> None:
         raise ValueError(
             "On-line adaptation follows all particles at once; leave chunk_size out, or use "
             "adaptation='pilot'."
+        )
+    if devices is not None and len(check_devices(devices) or ()) > 1:
+        raise ValueError(
+            "On-line adaptation follows all particles at once, on one device; got devices= of several. Leave it "
+            "out, or use adaptation='pilot'."
         )
 
 
@@ -242,6 +256,7 @@ class HAIS(_Corrected):
         params: dict | None = None,
         plate: str | tuple[str, ...] | None = None,
         chunk_size: int | None = None,
+        devices: Devices = None,
         progress_bar: bool = False,
     ) -> None:
         integrand = Integrand(model, potential_fn, start, guide, guide_params, params, plate)
@@ -257,6 +272,7 @@ class HAIS(_Corrected):
             adaptation,
             chunk_size,
             progress_bar,
+            devices,
         )
 
 
@@ -300,6 +316,7 @@ class AIS(_Corrected):
         params: dict | None = None,
         plate: str | tuple[str, ...] | None = None,
         chunk_size: int | None = None,
+        devices: Devices = None,
         progress_bar: bool = False,
     ) -> None:
         num_leapfrog = check_count("num_leapfrog", num_leapfrog, 1)
@@ -317,4 +334,5 @@ class AIS(_Corrected):
             adaptation,
             chunk_size,
             progress_bar,
+            devices,
         )

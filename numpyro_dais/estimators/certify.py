@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dais._util.checks import check_count
+from numpyro_dais._util.devices import caller, spread
 from numpyro_dais._util.programs import program
 from numpyro_dais.estimators.runner import RunConfig, run, run_reverse
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.simulate import check_can_be_simulated, simulate
 from numpyro_dais.model.traced import TracedFunction, TracedTarget, trace_function, trace_target
 from numpyro_dais.results.certificate import Certificate
+from numpyro_dais.sampler.particles import particle_keys
 from numpyro_dais.sampler.settings import Settings
 
 __all__ = ["certificate"]
@@ -46,15 +48,13 @@ def certificate(
         raise ValueError("certify simulates data from a model; potential_fn= has none.")
     num_datasets = check_count("num_datasets", num_datasets, 2)
     simulated = _trace_simulated(rng_key, problem, target)
-    bounds = _bounds(
-        random.split(rng_key, num_datasets),
-        trace_function(target, problem, "simulation", _position_and_leaves, rng_key),
-        simulated,
-        settings.of_chain(),
-        config=config,
-        num_particles=num_particles,
-    )
-    lower, upper = (np.asarray(values, np.float64) for values in bounds)
+    simulate_fn = trace_function(target, problem, "simulation", _position_and_leaves, rng_key)
+    inputs = rng_key, simulate_fn, simulated, settings.of_chain()
+    layout = config.layout(inputs, num_datasets)
+    static: Any = {"config": config.of_programs(), "num_particles": num_particles}
+    call_fn = caller(layout, _bounds, inputs, **static)
+    bounds = spread(layout, np.arange(num_datasets), call_fn)
+    lower, upper = np.array(list(bounds), np.float64).T
     error = [values.std(ddof=1) / np.sqrt(num_datasets) for values in (lower, upper, upper - lower)]
     return Certificate(
         lower_bound=float(lower.mean()),
@@ -69,24 +69,22 @@ def certificate(
 
 @program("config", "num_particles")
 def _bounds(
-    keys: jax.Array,
+    index: jax.Array,
+    rng_key: jax.Array,
     simulate_fn: TracedFunction,
     target: TracedTarget,
     settings: Settings,
     config: RunConfig,
     num_particles: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Lower and upper bounds on one data set for each key."""
-
-    def one_dataset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        simulation_key, forward_key, reverse_key = random.split(key, 3)
-        position, leaves = simulate_fn(simulation_key)
-        simulated = target.with_leaves(leaves)
-        forward = run(forward_key, simulated, settings, num_particles, config, has_bar=True)
-        reverse = run_reverse(reverse_key, simulated, settings, position[None], config=config)
-        return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)
-
-    return jax.lax.map(one_dataset, keys)
+    """Lower and upper bound on one data set."""
+    key = particle_keys(rng_key, 1, index)[0]
+    simulation_key, forward_key, reverse_key = random.split(key, 3)
+    position, leaves = simulate_fn(simulation_key)
+    simulated = target.with_leaves(leaves)
+    forward = run(forward_key, simulated, settings, num_particles, config, has_bar=True)
+    reverse = run_reverse(reverse_key, simulated, settings, position[None], config=config)
+    return jnp.mean(forward.log_weights), jnp.mean(reverse.log_weights)
 
 
 def _trace_simulated(rng_key: jax.Array, problem: Problem, target: TracedTarget) -> TracedTarget:

@@ -16,6 +16,7 @@ import jax
 from numpyro.distributions import Distribution
 
 from numpyro_dais._util.checks import check_count, check_optional_count
+from numpyro_dais._util.devices import Devices, agreed, check_devices, is_leader
 from numpyro_dais._util.journal import Journal
 from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais.estimators.arguments import (
@@ -134,6 +135,12 @@ class DAIS(Estimator):
         divided, over which the error is.
     :param chunk_size: how many particles run at a time; as many as memory surely has room for if
         left out.
+    :param devices: the devices that particles are divided over, ``jax.devices()`` or some of them,
+        or a :class:`jax.sharding.Mesh`; each has a copy of the data. Left out, all that there are,
+        those of other hosts among them, which then must make the same call; one only for arguments
+        that are on a device of the user's choice, and under :func:`jax.jit`, :func:`jax.vmap` and
+        :func:`jax.grad`. No number depends on it; :meth:`Evidence.digest
+        <numpyro_dais.results.evidence.Evidence.digest>` shows that.
     :param progress_bar: whether to show a progress bar; of a self-tuned run, with the estimate of
         each round.
 
@@ -182,6 +189,7 @@ class DAIS(Estimator):
         resample_at: tuple[float, ...] = (),
         num_islands: int = 8,
         chunk_size: int | None = None,
+        devices: Devices = None,
         progress_bar: bool = False,
     ) -> None:
         num_particles = check_optional_count("num_particles", num_particles, 1)
@@ -208,6 +216,7 @@ class DAIS(Estimator):
             bar_title=type(self).__name__ if progress_bar else None,
             resample_at=resample_at,
             num_islands=num_islands if resample_at else 1,
+            devices=check_devices(devices),
         )
         super().__init__(integrand, chain, num_particles, config, batches, surrogate)
         self._goal = Goal(
@@ -245,7 +254,8 @@ class DAIS(Estimator):
             return super()._journal(checkpoint, rng_key, problem)
         target = self._preparation.target(problem, rng_key)
         settings = {**self._goal._asdict(), "max_seconds": self._max_seconds}
-        config = replace(self._config, bar_title=None)
+        # Devices change no number.
+        config = replace(self._config.of_programs(), bar_title=None)
         settings.update((field.name, getattr(config, field.name)) for field in fields(config))
         return journal_of(checkpoint, rng_key, problem, target, settings)
 
@@ -262,25 +272,37 @@ class DAIS(Estimator):
             return super()._tune(rng_key, problem, target)
         journal = Journal() if journal is None else journal
         goal = self._goal._replace(is_start_free=self._goal.is_start_free and is_start_free)
-        title = self._config.bar_title
+        title = self._config.bar_title if is_leader() else None
         bar = None if title is None else RoundsBar(title, goal.budget)
-        runner = StagedRunner(_num_rows(goal, target), bar, journal)
+        num_rows = _num_rows(goal, target)
+        layout = self._config.layout((problem, rng_key))
+        is_shared = layout is not None and layout.is_shared
+        pilot = StagedRunner(num_rows, bar, self._trial_config.layout, journal)
         most = math.inf if self._max_seconds is None else self._max_seconds
         tools = Tools(
             draw=self._draw,
-            run=runner,
-            num_rows=runner.num_rows,
+            run=pilot,
+            num_rows=pilot.num_rows,
             is_over=lambda: journal.seconds() > most,
             may_resample=may_resample and not self._config.resample_at,
             journal=journal,
             on_round=None if bar is None else bar.show,
         )
-        try:
+
+        def tune() -> Tuned:
             tuned = tune_all(rng_key, target, goal, tools)
+            # What is interrupted on one process would have to be on all.
+            return tuned._replace(early=None) if is_shared else tuned
+
+        try:
+            tuned = agreed(layout, tune)
         except BaseException:
             if bar is not None:
                 bar.close()
             raise
+        runner = pilot
+        if is_shared:  # all run the last round, and one has kept the journal
+            runner = StagedRunner(num_rows, bar, self._config.layout)
         run_fn = partial(runner, is_resampled=tuned.is_resampled, is_reported=True)
         return tuned._replace(run=run_fn, bar=bar, target_error=_target_error_of(goal))
 

@@ -5,6 +5,7 @@
 Runs of self-tuned chains: one program for every number of steps and of particles, in short calls.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 import time
 from typing import Any, NamedTuple
@@ -14,10 +15,11 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.concreteness import as_floats, committed_leaf, put_beside
+from numpyro_dais._util.concreteness import as_floats
+from numpyro_dais._util.devices import Layout, home_of, spread
 from numpyro_dais._util.journal import NO_JOURNAL, Journal
 from numpyro_dais._util.keys import named_key
-from numpyro_dais._util.programs import program
+from numpyro_dais._util.programs import call_on_devices, program
 from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais._util.weights import log_mean
 from numpyro_dais.model.traced import TracedTarget
@@ -27,6 +29,9 @@ from numpyro_dais.sampler.stages import Stage, advance, begin
 from numpyro_dais.tuning.plan import ISLAND_SIZE, NUM_LOOKS, WIDTH
 
 __all__ = ["StagedRun", "StagedRunner"]
+
+# Who runs blocks, from what they are called with and from their number; None for one device.
+LayoutFn = Callable[[Any, int], Layout | None]
 
 # Seconds that a call is to take: Ctrl-C and clocks are looked at in between.
 _SECONDS = 2.0
@@ -56,14 +61,22 @@ class StagedRunner:
 
     :param num_rows: the largest number of steps.
     :param bar: a progress bar, if one is shown.
-    :param journal: keeps what each block gives.
+    :param layout_fn: says who runs the blocks.
+    :param journal: keeps what blocks give.
     """
 
     def __init__(
-        self, num_rows: int, bar: RoundsBar | None = None, journal: Journal = NO_JOURNAL
+        self,
+        num_rows: int,
+        bar: RoundsBar | None = None,
+        layout_fn: LayoutFn = lambda *_: None,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         self._bar = bar
+        self._layout_fn = layout_fn
         self._journal = journal
+        self._known: tuple[Layout, Any, Any] | None = None
+        self._share = 1
         self.num_rows = -(-num_rows // _FIRST_STEPS) * _FIRST_STEPS
         self._steps_per_second = 0.0
 
@@ -90,13 +103,22 @@ class StagedRunner:
         num_steps = settings.num_steps
         padded = _padded(settings.of_chain(), self.num_rows, target.tracing.num_dims)
         every = max(num_steps // NUM_LOOKS, 1) if is_resampled else 0
-        parts = []
         width = ISLAND_SIZE if is_resampled else WIDTH
-        empty = _empty_stage(rng_key, target, self.num_rows, width)
+        parts: list[StagedRun] = []
+        firsts = np.arange(0, num_particles, width)
+        inputs = rng_key, target, padded
+        layout = self._layout_fn(inputs, len(firsts))
+        copies = [inputs] if layout is None else self._copies(layout, inputs)
+        stages = [_empty_stage(rng_key, target, self.num_rows, width)] * len(copies)
+        self._share = 1 if layout is None else layout.num_processes
+        # Processes that share blocks exchange them once, and not when the clock of each says so.
+        at_once = len(firsts) if layout is not None and layout.is_shared else len(copies)
 
-        def block(first: int) -> StagedRun:
-            numbers = first, num_steps, every
-            ends, log_ratios = self._run_block(rng_key, target, padded, empty, *numbers)
+        def run_blocks(items: Sequence[np.ndarray]) -> Sequence[tuple[_Ends, jax.Array]]:
+            calls = list(zip(items, stages, copies, strict=False))
+            return self._run_blocks(layout, calls, num_steps, every)
+
+        def part_of(first: int, ends: _Ends, log_ratios: np.ndarray) -> StagedRun:
             number = min(width, num_particles - first)
             if is_resampled:
                 run = _island_run(ends, settings.step_size)
@@ -104,47 +126,71 @@ class StagedRunner:
                 run = _particle_run(ends, number, settings.step_size)
             return StagedRun(run, log_ratios[: 0 if is_reported else num_steps, :number])
 
-        def blocks(first: int) -> tuple[StagedRun, int]:
-            """As many blocks as take a moment, one at least, and where the next one begins."""
+        def blocks(begun: int) -> tuple[StagedRun, int]:
+            """As many blocks as take a moment, some at least, and where the next one begins."""
             some: list[StagedRun] = []
             ends_at = time.perf_counter() + _SECONDS
-            while first < num_particles and (not some or time.perf_counter() < ends_at):
-                some.append(block(first))
-                first = min(first + width, num_particles)
-            return _joined(some), first
+            while begun < len(firsts) and (not some or time.perf_counter() < ends_at):
+                group = firsts[begun : begun + at_once]
+                results = zip(group.tolist(), spread(layout, group, run_blocks), strict=True)
+                some += [part_of(first, *result) for first, result in results]
+                begun += len(group)
+            return _joined(some), begun
 
-        first = 0
-        while first < num_particles:
-            name = f"{num_steps} steps, particles from {first} of {num_particles}"
-            part, first = self._journal.stage(name, partial(blocks, first))
+        begun = 0
+        while begun < len(firsts):
+            name = f"{num_steps} steps, blocks from {begun} of {len(firsts)}"
+            part, begun = self._journal.stage(name, partial(blocks, begun))
             parts.append(part)
         whole = _joined(parts)
-        return whole._replace(run=put_beside(whole.run, committed_leaf((rng_key, target))))
+        return whole._replace(run=jax.device_put(whole.run, home_of(layout, inputs)))
 
-    def _run_block(
-        self,
-        rng_key: jax.Array,
-        target: TracedTarget,
-        padded: Settings,
-        stage: Stage,
-        first: int,
-        num_steps: int,
-        every: int,
-    ) -> tuple["_Ends", np.ndarray]:
+    def _copies(self, layout: Layout, inputs: tuple[jax.Array, TracedTarget, Settings]) -> list:
+        """The inputs of blocks on each device: the data, which stay the same, once."""
+        rng_key, target, padded = inputs
+        data = target.leaves, target.constants
+        known = self._known
+        if known is None or known[0] != layout or not _is_same(known[1], data):
+            self._known = known = layout, data, layout.copies(data)
+        others = layout.copies((rng_key, target.mixture, padded))
+        return [
+            (key, TracedTarget(target.tracing, leaves, constants, mixture), settings)
+            for (leaves, constants), (key, mixture, settings) in zip(known[2], others, strict=True)
+        ]
+
+    def _run_blocks(
+        self, layout: Layout | None, calls: Sequence[tuple], num_steps: int, every: int
+    ) -> Sequence[tuple["_Ends", jax.Array]]:
+        """
+        A block on each device, or one.
+
+        :param calls: for each, the index of its first particle, its stage, and the other inputs.
+        """
+        firsts, stages, inputs = zip(*calls, strict=True)
         taken = 0
-        while taken < num_steps:
+        while True:
             wanted = max(int(_SECONDS * self._steps_per_second), _FIRST_STEPS)
             last = min(taken + wanted // _FIRST_STEPS * _FIRST_STEPS, num_steps)
             began = time.perf_counter()
-            numbers = [np.asarray(number) for number in (first, taken, last, every)]
-            stage, ends = _advance(rng_key, target, padded, stage, *numbers)
-            jax.block_until_ready(ends.log_weights)
+            rest = [np.asarray(number) for number in (taken, last, every)]
+            args = [
+                (*others, stage, np.asarray(first), *rest)
+                for first, stage, others in zip(firsts, stages, inputs, strict=True)
+            ]
+            if layout is None:
+                results = [_advance(*args[0])]
+            else:
+                results = call_on_devices(_advance, layout.devices, args)
+            stages, ends = zip(*results, strict=True)
+            jax.block_until_ready(ends[-1].log_weights)
             # The first call compiles, and says nothing of the speed.
             self._steps_per_second = (last - taken) / (time.perf_counter() - began)
             if self._bar is not None:
-                self._bar.advance((last - taken) * len(ends.log_weights))
+                num_chains = len(calls) * len(ends[0].log_weights) * self._share
+                self._bar.advance((last - taken) * num_chains)
             taken = last
-        return ends, np.asarray(stage.log_ratios)
+            if taken == num_steps:
+                return [(end, stage.log_ratios) for end, stage in zip(ends, stages, strict=True)]
 
 
 class _Ends(NamedTuple):
@@ -225,6 +271,11 @@ def _begin(
     rng_key: jax.Array, first: jax.Array | int, target: TracedTarget, num_rows: int, width: int
 ) -> Stage:
     return begin(particle_keys(rng_key, width, first), target, num_rows)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
+    return len(leaves) == len(others) and all(x is y for x, y in zip(leaves, others, strict=True))
 
 
 def _empty_stage(rng_key: jax.Array, target: TracedTarget, num_rows: int, width: int) -> Stage:

@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+import hashlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -369,6 +370,34 @@ class Evidence:
         from numpyro_dais.results.arviz import to_arviz
 
         return to_arviz(self, rng_key, num_samples)
+
+    def digest(self) -> str:
+        """
+        Returns a short digest of every bit of the log weights, those of reverse chains included,
+        and of the positions.
+
+        The same call with the same key has the same digest, on whatever number of devices and hosts
+        it was made; another one says that hosts differ in their data, versions or hardware. On
+        CPUs, where matrix products depend on the number of threads, set ``PJRT_NPROC`` to the same
+        number everywhere, at least that of the devices of a process.
+
+        >>> from numpyro_dais import DAIS
+        >>> import numpyro, numpyro.distributions as dist
+        >>> def model():
+        ...     p = numpyro.sample("p", dist.Beta(2.0, 3.0))
+        ...     numpyro.sample("y", dist.Binomial(10, p), obs=7.0)
+        >>> run = DAIS(model, num_steps=2, step_size=0.1, num_particles=4)
+        >>> run.log_evidence().digest() == run.log_evidence().digest()
+        True
+        """
+        self._require_concrete("digest")
+        parts = self.log_weights, self.reverse_log_weights, self.positions
+        arrays = [np.asarray(part) for part in parts if part is not None]
+        content = hashlib.blake2b(digest_size=8)
+        for array in arrays:
+            content.update(f"{array.shape} {array.dtype}".encode())
+            content.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+        return content.hexdigest()
 
     def plot(self) -> Any:
         """

@@ -30,7 +30,7 @@ from numpyro_dais.sampler.begin import begin_chain
 from numpyro_dais.sampler.kernel import UNCORRECTED, ChainState, Noise, Step, forward_step
 from numpyro_dais.sampler.loop import Memory, scan_steps
 from numpyro_dais.sampler.noise import noise_of_each
-from numpyro_dais.sampler.particles import Run
+from numpyro_dais.sampler.particles import Run, particle_keys
 from numpyro_dais.sampler.path import (
     LogDensities,
     Target,
@@ -67,6 +67,7 @@ def run_islands(
     num_islands: int,
     islands_at_a_time: int,
     on_step: Callable[[jax.Array], None] | None = None,
+    first: jax.Array | int = 0,
 ) -> Run:
     """
     Returns islands at the end of their chains: the log estimate of each, and one of its particles
@@ -81,16 +82,18 @@ def run_islands(
     :param num_islands: the number of islands.
     :param islands_at_a_time: how many of them run side by side.
     :param on_step: called with the index of each step.
+    :param first: the index of the first one; keys are those of the index.
     """
-    particle_keys = random.split(rng_key, num_particles)
-    island_keys = random.split(named_key(rng_key, "islands"), num_islands)
+    size = num_particles // num_islands
+    keys_of_particles = particle_keys(rng_key, num_particles, first * size)
+    island_keys = particle_keys(named_key(rng_key, "islands"), num_islands, first)
     is_resampling = resampling_steps(settings.betas, resample_at)
 
     def island(keys: tuple[jax.Array, jax.Array]) -> Any:
         return _run_island(*keys, target, settings, memory, is_resampling, on_step)
 
-    size = num_particles // num_islands
-    keys = island_keys, particle_keys.reshape(num_islands, size, *particle_keys.shape[1:])
+    shape = num_islands, size, *keys_of_particles.shape[1:]
+    keys = island_keys, keys_of_particles.reshape(shape)
     log_weights, positions, is_start_finite = lax.map(island, keys, batch_size=islands_at_a_time)
     is_start_finite = is_start_finite.reshape(num_particles)
     is_zero = jnp.zeros(log_weights.shape, bool)  # an island has no zero that is known to be exact

@@ -12,7 +12,6 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.concreteness import put_beside
 from numpyro_dais.sampler.chain import (
     ChainResult,
     run_adaptive_chains,
@@ -28,6 +27,8 @@ from numpyro_dais.sampler.settings import Settings
 
 __all__ = [
     "Run",
+    "cut_run",
+    "flatten_runs",
     "join_runs",
     "particle_keys",
     "run_adaptive_particles",
@@ -142,40 +143,73 @@ def _frozen_steps(steps: Step, frozen: jax.Array) -> Step:
 
 def join_runs(runs: Iterable[Run], num_weights: int) -> Run:
     """
-    Returns blocks of particles with the same settings as one run. Each is copied as it comes: the
-    positions of all of them may take most of the memory.
+    Returns blocks of particles with the same settings as one run, in NumPy arrays. Each is copied
+    as it comes: the positions of all of them may take most of the memory.
 
-    :param runs: the blocks, one at least.
+    :param runs: the blocks, one at least, of NumPy arrays; what the last ones have beyond the
+        number is left out.
     :param num_weights: the number of their weights, in all.
     """
-    positions, filled, first = None, 0, None
+    positions, filled = None, 0
     blocks: list[Any] = []
     run: Any
     for run in runs:
-        block = np.asarray(run.positions)
+        run = cut_run(run, num_weights - filled)
         if positions is None:
-            positions = np.empty((num_weights, *block.shape[1:]), block.dtype)
-            first = run.log_weights
-        positions[filled : filled + len(block)] = block
-        filled += len(block)
-        blocks.append(jax.tree.map(np.asarray, run._replace(positions=None)))
+            positions = np.empty((num_weights, *run.positions.shape[1:]), run.positions.dtype)
+        positions[filled : filled + len(run.positions)] = run.positions
+        filled += len(run.positions)
+        blocks.append(run._replace(positions=None))
     sizes = np.array([len(block.log_weights) for block in blocks])
-
-    def join(*parts: np.ndarray) -> np.ndarray:
-        return np.concatenate(parts)
-
     others = [block._replace(acceptance=None, step_size=None) for block in blocks]
-    joined = jax.tree.map(join, *others)
+    joined: Any = jax.tree.map(lambda *parts: np.concatenate(parts), *others)
     acceptance = None
     if blocks[0].acceptance is not None:
-        by_block = np.stack([block.acceptance for block in blocks])
-        acceptance = np.tensordot(sizes / sizes.sum(), by_block, axes=1)
-    joined = joined._replace(
+        acceptance = _mean_acceptance(np.stack([block.acceptance for block in blocks]), sizes)
+    whole: Run = joined._replace(
         positions=positions, acceptance=acceptance, step_size=blocks[0].step_size
     )
-    assert first is not None
-    whole: Run = put_beside(joined, first)
     return whole
+
+
+def flatten_runs(blocks: Run, num_weights: int) -> Run:
+    """
+    Returns blocks along a leading axis as one run, for values that are traced.
+
+    :param blocks: the blocks, some of which may lie beyond the number.
+    :param num_weights: the number of weights that count.
+    """
+    num_blocks, size = blocks.log_weights.shape[:2]
+    sizes = np.clip(num_weights - size * np.arange(num_blocks), 0, size)
+    arrays: Any = blocks
+    arrays = arrays._replace(acceptance=None, step_size=None)
+    flat: Run = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), arrays)
+    acceptance = blocks.acceptance
+    if acceptance is not None:
+        acceptance = _mean_acceptance(acceptance, sizes)
+    return flat._replace(acceptance=acceptance, step_size=blocks.step_size[0])
+
+
+def cut_run(run: Run, num_weights: int) -> Run:
+    """
+    Returns a run without the particles, or islands, beyond a number.
+
+    :param run: the run.
+    :param num_weights: the number of weights to keep; all if there are fewer.
+    """
+    size = len(run.is_start_finite) // len(run.log_weights)
+    return run._replace(
+        log_weights=run.log_weights[:num_weights],
+        positions=run.positions[:num_weights],
+        is_start_finite=run.is_start_finite[: num_weights * size],
+        is_zero=run.is_zero[:num_weights],
+    )
+
+
+def _mean_acceptance(acceptance: Any, sizes: np.ndarray) -> Any:
+    """The mean over blocks, by the number of their particles."""
+    xp: Any = np if isinstance(acceptance, np.ndarray) else jnp
+    return xp.tensordot((sizes / sizes.sum()).astype(acceptance.dtype), acceptance, axes=1)
 
 
 def run_adaptive_particles(
@@ -202,7 +236,7 @@ def run_adaptive_particles(
 
 
 def run_reverse_particles(
-    rng_key: jax.Array,
+    rng_keys: jax.Array,
     target: Target,
     settings: Settings,
     positions: jax.Array,
@@ -210,8 +244,8 @@ def run_reverse_particles(
     transition: Transition = UNCORRECTED,
 ) -> Run:
     """
-    Returns particles that have gone from posterior draws, ``positions``, back to the start. The
-    other parameters are those of :func:`run_particles`.
+    Returns particles that have gone from posterior draws, ``positions``, back to the start, with a
+    key for each. The other parameters are those of :func:`run_particles`.
     """
 
     def particle(key: jax.Array, position: jax.Array) -> ChainResult:
@@ -226,7 +260,7 @@ def run_reverse_particles(
             target.dynamics_fn,
         )
 
-    ends = jax.vmap(particle)(random.split(rng_key, len(positions)), positions)
+    ends = jax.vmap(particle)(rng_keys, positions)
     run = _run_of(positions, ends, settings.step_size)
     # A reverse weight that is not finite counts as infinite: the bound stays a bound.
     log_weights = jnp.where(jnp.isfinite(ends.log_weight), ends.log_weight, jnp.inf)

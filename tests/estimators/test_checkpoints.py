@@ -57,8 +57,8 @@ class Blocks:
 
     def __init__(self, monkeypatch, last=None, act=die):
         self.number, self.last, self.act = 0, last, act
-        self.run_block = StagedRunner._run_block
-        monkeypatch.setattr(StagedRunner, "_run_block", lambda *args: self.run(*args))
+        self.run_block = StagedRunner._run_blocks
+        monkeypatch.setattr(StagedRunner, "_run_blocks", lambda *args: self.run(*args))
 
     def run(self, *args):
         self.number += 1
