@@ -131,6 +131,7 @@ def run(target: TrustTarget, rng_key: jax.Array) -> dict:
         "num_gradients": int(evidence.num_gradients),
         "num_steps": int(evidence.settings.num_steps),
         "num_weights": int(evidence.log_weights.size),
+        "missed_mass": evidence.diagnostics.missed_mass.outcome,
         "seconds": seconds,
     }
 

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from numpyro_dais.estimators.baselines import AIS, HAIS, ImportanceSampling
 from numpyro_dais.estimators.compare import compare
 from numpyro_dais.estimators.dais import DAIS
+from numpyro_dais.model.rows import RowData
 from numpyro_dais.results.certificate import Certificate
 from numpyro_dais.results.comparison import Comparison
 from numpyro_dais.results.diagnostics import Diagnostics
@@ -25,6 +26,7 @@ __all__ = [
     "Diagnostics",
     "Evidence",
     "ImportanceSampling",
+    "RowData",
     "Settings",
     "compare",
     "load_settings",

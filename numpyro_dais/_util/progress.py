@@ -69,7 +69,11 @@ class RoundsBar:
         :param estimate: its estimate, with the error.
         """
         self._bar.n = min(num_gradients, self._bar.total)
-        self._bar.set_postfix_str(f"{num_steps} steps: {estimate}")
+        self.say(f"{num_steps} steps: {estimate}")
+
+    def say(self, words: str) -> None:
+        """Shows some words beside the bar."""
+        self._bar.set_postfix_str(words)
 
     def close(self) -> None:
         """Closes the bar."""

@@ -39,6 +39,7 @@ __all__ = [
     "check_anchors",
     "check_goal",
     "check_islands",
+    "check_keyword",
     "explain_keywords",
     "resolve_chain",
 ]
@@ -113,6 +114,30 @@ def _explain_position(owner: str, value: Any, unnamed: list[str], known: list[st
         f"{owner} takes {allowed} by position, since numbers are easily mistaken for each other; got {value!r}. "
         f"Name it: {' or '.join(likely)}, or another of {owner}'s keywords."
     )
+
+
+def check_keyword(
+    owner: str, keyword: str, value: Any, model: Callable | None, args: tuple
+) -> None:
+    """
+    Raises an error if a keyword of ours is one of the model, too, which would not get it.
+
+    :param owner: the function whose keyword it is.
+    :param keyword: its name.
+    :param value: what was given.
+    :param model: the model; None if there is none.
+    :param args: its arguments by position.
+    """
+    try:
+        signature = inspect.signature(model)  # type: ignore[arg-type]
+        given = signature.bind_partial(*args).arguments
+    except (TypeError, ValueError):  # no signature, or arguments that do not fit it
+        return
+    if keyword in signature.parameters and keyword not in given:
+        raise ValueError(
+            f"{keyword}= is an argument of {owner} and also one of the model, which would not get it; got {value!r}. "
+            f"Give the model's own by position, or wrap the model: lambda *args: model(*args, {keyword}=value)."
+        )
 
 
 @dataclass(frozen=True)

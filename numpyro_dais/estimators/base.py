@@ -11,7 +11,7 @@ and :mod:`~numpyro_dais.model.posterior` has draws for those that go back.
 
 from dataclasses import replace
 import math
-import time
+import os
 from typing import Any
 import warnings
 
@@ -23,8 +23,10 @@ from numpyro.infer import MCMC
 
 from numpyro_dais._util.checks import check_count, check_key, check_on_host, user_stack_level
 from numpyro_dais._util.concreteness import is_concrete
+from numpyro_dais._util.journal import Journal
 from numpyro_dais.estimators.arguments import ChainArguments, Integrand
 from numpyro_dais.estimators.certify import certificate
+from numpyro_dais.estimators.checkpoints import check_checkpoint
 from numpyro_dais.estimators.runner import (
     RunConfig,
     island_size,
@@ -96,7 +98,13 @@ class Estimator:
         self._surrogate = surrogate
         self._preparation = Preparation()
 
-    def log_evidence(self, rng_key: jax.Array | None = None, *args: Any, **kwargs: Any) -> Evidence:
+    def log_evidence(
+        self,
+        rng_key: jax.Array | None = None,
+        *args: Any,
+        checkpoint: str | os.PathLike | None = None,
+        **kwargs: Any,
+    ) -> Evidence:
         """
         Returns the :class:`~numpyro_dais.results.evidence.Evidence` of the model at its arguments.
 
@@ -106,13 +114,20 @@ class Estimator:
 
         :param rng_key: a JAX random key; ``jax.random.key(0)`` if left out.
         :param args: arguments of the model.
+        :param checkpoint: the path of a file, of a self-tuned run: it is written when a round has
+            finished and, in a long one, also between blocks of particles. The same call after an
+            interruption goes on from there, and gives the same numbers as without one. A file of
+            another model, data, key, settings or versions is refused.
         :param kwargs: keyword arguments of the model.
         """
+        if checkpoint is not None:
+            check_checkpoint(checkpoint, self.model, args)
         problem = self._problem(args, kwargs)
         rng_key = check_key(rng_key)
         problem = self._preparation.with_minibatch(rng_key, problem)
         problem = self._with_dynamics(rng_key, problem)
-        evidence, _ = self._estimate(rng_key, problem, may_resample=True)
+        journal = self._journal(checkpoint, rng_key, problem)
+        evidence, _ = self._estimate(rng_key, problem, may_resample=True, journal=journal)
         _warn(evidence)
         return evidence
 
@@ -328,14 +343,27 @@ class Estimator:
         )
         return surrogate
 
+    def _journal(
+        self, checkpoint: str | os.PathLike | None, rng_key: jax.Array, problem: Problem
+    ) -> Journal:
+        """The journal of a call, which only a run in rounds has a use for."""
+        if checkpoint is not None:
+            raise NotImplementedError(
+                "checkpoint= keeps the rounds of a self-tuned run, DAIS(model).log_evidence(..., checkpoint=...), and "
+                f"this {self._method} has none: it is another estimator, or has settings, a plate, mini-batches, a "
+                "surrogate, memory='reversible' or no steps. Leave checkpoint= out."
+            )
+        return Journal()
+
     def _estimate(
         self,
         rng_key: jax.Array,
         problem: Problem,
         target: TracedTarget | None = None,
         may_resample: bool = False,
+        journal: Journal | None = None,
     ) -> tuple[Evidence, TracedTarget]:
-        began = time.perf_counter()
+        journal = Journal() if journal is None else journal
         tune_key, run_key = random.split(rng_key)
         if self.settings is None and not is_concrete((problem, run_key)):
             raise ValueError(
@@ -349,9 +377,11 @@ class Estimator:
         if settings is not None:
             tuned = Tuned(settings)
         else:
-            tuned = self._tune(tune_key, problem, target, may_resample=may_resample)
+            tuned = self._tune(
+                tune_key, problem, target, may_resample=may_resample, journal=journal
+            )
         try:
-            return self._report(run_key, problem, target, tuned, began)
+            return self._report(run_key, problem, target, tuned, journal)
         except KeyboardInterrupt:
             if tuned.early is None:
                 raise
@@ -359,7 +389,7 @@ class Estimator:
             if tuned.bar is not None:
                 tuned.bar.close()
         early = tuned.early()._replace(run=tuned.run, target_error=tuned.target_error)
-        return self._report(run_key, problem, target, early, began)
+        return self._report(run_key, problem, target, early, journal)
 
     def _report(
         self,
@@ -367,7 +397,7 @@ class Estimator:
         problem: Problem,
         target: TracedTarget,
         tuned: Tuned,
-        began: float,
+        journal: Journal,
     ) -> tuple[Evidence, TracedTarget]:
         """The evidence from the last round."""
         settings, config = tuned.settings, self._config
@@ -381,7 +411,8 @@ class Estimator:
             size = ISLAND_SIZE
         num_gradients = settings.num_gradients
         if particles is None:
-            particles = self._run(run_key, target, tuned, num_particles)
+            particles = self._run(run_key, target, tuned, num_particles, journal)
+            journal.write()
             num_gradients += self._num_gradients(problem, settings, num_particles)
             num_gradients += num_particles * LOOKS_COST if tuned.is_resampled else 0
         has_model = self.model is not None and is_concrete((particles, problem))
@@ -394,8 +425,7 @@ class Estimator:
         free = () if structure is None else structure.free_factors
         history = tuned.history
         if tuned.target_error is not None and tuned.finished is None:
-            seconds = time.perf_counter() - began
-            counts = settings.num_steps, num_gradients, seconds
+            counts = settings.num_steps, num_gradients, journal.seconds()
             history += (round_of(particles.log_weights, *counts, num_particles=num_particles),)
         if config.memory == "reversible" and is_concrete(particles.log_weights):
             is_good = np.isfinite(np.asarray(particles.log_weights)) | particles.is_zero
@@ -426,12 +456,22 @@ class Estimator:
         return evidence, target
 
     def _run(
-        self, rng_key: jax.Array, target: TracedTarget, tuned: Tuned, num_particles: int
+        self,
+        rng_key: jax.Array,
+        target: TracedTarget,
+        tuned: Tuned,
+        num_particles: int,
+        journal: Journal,
     ) -> Run:
         """The particles that are reported."""
         settings, config = tuned.settings, self._config
         if tuned.run is None or not settings.num_steps or config.has_islands(settings):
-            return run(rng_key, target, settings, num_particles, config, has_bar=True)
+
+            def run_all() -> Run:
+                return run(rng_key, target, settings, num_particles, config, has_bar=True)
+
+            # An early end is no stage of the run, which may go on from the one before.
+            return journal.stage("the last round", run_all) if tuned.is_planned else run_all()
         return tuned.run(rng_key, target, settings, num_particles)[0]
 
     def _num_particles(self, settings: Settings | None) -> int:
@@ -468,6 +508,7 @@ class Estimator:
         target: TracedTarget,
         is_start_free: bool = True,
         may_resample: bool = False,
+        journal: Journal | None = None,
     ) -> Tuned:
         """
         A step size for everything else as it was given; or, where all is free, whatever serves the

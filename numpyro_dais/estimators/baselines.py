@@ -14,6 +14,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_dais._util.checks import check_count, check_number, check_optional_count
+from numpyro_dais._util.journal import Journal
 from numpyro_dais.estimators.arguments import (
     ChainArguments,
     Integrand,
@@ -160,6 +161,7 @@ class _Corrected(Estimator):
         target: TracedTarget,
         is_start_free: bool = True,
         may_resample: bool = False,
+        journal: Journal | None = None,
     ) -> Tuned:
         settings = first_settings(rng_key, target, self._chain.given)
         if self.adaptation == "online":

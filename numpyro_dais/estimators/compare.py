@@ -6,8 +6,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from numpyro_dais.estimators.arguments import check_keyword
+from numpyro_dais.estimators.base import Estimator
+from numpyro_dais.estimators.dais import DAIS
+from numpyro_dais.estimators.division import run_all
 from numpyro_dais.estimators.sensitivity import sensitivity_of
 from numpyro_dais.model.observed import check_same_data
 from numpyro_dais.results.comparison import Comparison, check_evidences
@@ -16,6 +21,10 @@ from numpyro_dais.results.report import is_error_known
 
 __all__ = ["compare"]
 
+_FOR_ESTIMATORS = (
+    "compare takes a random key, arguments of models, budget= and progress_bar= with estimators only, which it runs: "
+    "compare({'a': DAIS(model), ...}, rng_key, *args); got some of these with evidences. Leave them out."
+)
 # Simulated log evidences: more take longer, and make intervals less noisy. A round number, with
 # which the ends of a normal's interval have an error of half a percent of its width.
 _NUM_DRAWS = 20_000
@@ -28,10 +37,14 @@ _SUM_TOLERANCE = 1e-6
 
 
 def compare(
-    evidences: dict[str, Evidence],
-    *,
+    evidences: dict[str, Evidence] | dict[str, DAIS],
+    rng_key: jax.Array | None = None,
+    *args: Any,
+    budget: int | None = None,
     prior_probabilities: dict[str, float] | None = None,
     prior_sensitivity: str | Sequence[str] | Callable[[float], dict[str, Evidence]] | None = None,
+    progress_bar: bool = False,
+    **kwargs: Any,
 ) -> Comparison:
     r"""
     Returns the models in order of their evidence, with Bayes factors and posterior probabilities
@@ -45,7 +58,18 @@ def compare(
     Only evidences of the same data can be compared. Where the models' observed values can be seen
     and differ, in whatever sites and shapes they come, this is an error.
 
-    :param evidences: the result of each model, by a name of your choice.
+    Given estimators instead, it runs them, with one budget for all: a pilot run of each, a fifth of
+    the budget together, shows how its error falls with what is spent; what is left is divided so
+    that the errors of the Bayes factors are smallest, and goes to fresh runs, which alone are
+    reported. See :mod:`numpyro_dais.estimators.division`.
+
+    :param evidences: the result of each model, by a name of your choice; or a self-tuned
+        :class:`~numpyro_dais.estimators.dais.DAIS` for each.
+    :param rng_key: with estimators, a JAX random key, of which each run has a part of its own.
+    :param args: with estimators, the arguments of their models.
+    :param budget: with estimators, gradients that all runs may spend together, pilot runs included;
+        the sum of the estimators' own if left out. An estimator that reaches its ``target_error``
+        leaves the rest of its share to the others.
     :param prior_probabilities: the models' probabilities before the data, by name; equal if left
         out.
     :param prior_sensitivity: a request for the log Bayes factors under narrower and wider priors,
@@ -54,6 +78,9 @@ def compare(
         by re-weighting the particles: there is no new run. Or a function of that factor, which
         returns new evidences of the models that it changes, by name. See
         :mod:`numpyro_dais.estimators.sensitivity`.
+    :param progress_bar: with estimators, whether to show a progress bar over the budget, with the
+        estimate of each run.
+    :param kwargs: with estimators, keyword arguments of their models.
 
     **Example**
 
@@ -78,7 +105,26 @@ def compare(
     >>> bool(abs(sensitivity.log_bayes_factor[sensitivity.scales == 0.5, 1] - -2.438) < 0.3)
     True
     """
-    check_evidences("compare", evidences, least=2)
+    given: Any = evidences
+    if _are_estimators(given):
+        own: dict[str, Any] = {
+            "budget": budget,
+            "prior_probabilities": prior_probabilities,
+            "prior_sensitivity": prior_sensitivity,
+            "progress_bar": progress_bar,
+        }
+        _check_estimators(given, own, args)
+        _check_priors(prior_probabilities, list(given))
+        given = run_all(given, rng_key, args, kwargs, budget, progress_bar)
+    elif rng_key is not None or args or kwargs or budget is not None or progress_bar:
+        raise ValueError(_FOR_ESTIMATORS)
+    check_evidences("compare", given, least=2)
+    return _compared(given, prior_probabilities, prior_sensitivity)
+
+
+def _compared(
+    evidences: dict[str, Evidence], prior_probabilities: Any, prior_sensitivity: Any
+) -> Comparison:
     priors = _check_priors(prior_probabilities, list(evidences))
     check_same_data({name: evidence.problem for name, evidence in evidences.items()})
     values = {name: float(evidence.log_evidence) for name, evidence in evidences.items()}
@@ -109,7 +155,31 @@ def compare(
         warnings={name: evidences[name].warnings for name in names if evidences[name].warnings},
         is_error_known=np.array([bool(is_error_known(evidences[name])) for name in names]),
         sensitivity=sensitivity,
+        evidences={name: evidences[name] for name in names},
     )
+
+
+def _are_estimators(given: Any) -> bool:
+    """Returns whether there is an estimator among the values of a dict."""
+    return isinstance(given, dict) and any(isinstance(x, Estimator) for x in given.values())
+
+
+def _check_estimators(estimators: dict, own: dict[str, Any], args: tuple) -> None:
+    for name, estimator in estimators.items():
+        if not isinstance(name, str):
+            raise ValueError(f"The models' names must be text; got {name!r}. Write {str(name)!r}.")
+        if not isinstance(estimator, Estimator):
+            raise ValueError(
+                "compare needs an evidence for each name, or an estimator for each; got both: "
+                f"{name!r} has {type(estimator).__name__}. Run the estimators, and compare the evidences."
+            )
+        for keyword, value in own.items():
+            if value:
+                check_keyword("compare", keyword, value, estimator.model, args)
+    if len(estimators) < 2:
+        raise ValueError(
+            f"compare needs at least 2 estimators; got {list(estimators)}. Add another model."
+        )
 
 
 def _check_priors(priors: Any, names: list[str]) -> dict[str, float]:

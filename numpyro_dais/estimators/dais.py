@@ -4,8 +4,11 @@
 """Differentiable annealed importance sampling: the main door of the package."""
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import fields, replace
 from functools import partial
-import time
+import math
+import os
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ import jax
 from numpyro.distributions import Distribution
 
 from numpyro_dais._util.checks import check_count, check_optional_count
+from numpyro_dais._util.journal import Journal
 from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais.estimators.arguments import (
     Integrand,
@@ -23,6 +27,7 @@ from numpyro_dais.estimators.arguments import (
     resolve_chain,
 )
 from numpyro_dais.estimators.base import Estimator
+from numpyro_dais.estimators.checkpoints import journal_of
 from numpyro_dais.estimators.runner import RunConfig
 from numpyro_dais.estimators.staged import StagedRunner
 from numpyro_dais.model.dynamics import check_dynamics
@@ -216,6 +221,34 @@ class DAIS(Estimator):
         if batches is not None:
             warn_of_noise("surrogate='quadratic' is the remedy")
 
+    def _with_budget(self, budget: int) -> "DAIS":
+        """The same estimator with another budget; what is known of its problems is shared."""
+        other = copy(self)
+        other._goal = self._goal._replace(budget=budget)
+        return other
+
+    @property
+    def _has_rounds(self) -> bool:
+        """True if everything is found in rounds, and not a step size alone."""
+        has_plain_chains = (
+            self._integrand.plate is None
+            and self._batches is None
+            and self._surrogate is None
+            and self._config.memory != "reversible"
+        )
+        return self._chain.is_free and has_plain_chains and self._chain.given_steps != 0
+
+    def _journal(
+        self, checkpoint: str | os.PathLike | None, rng_key: jax.Array, problem: Problem
+    ) -> Journal:
+        if checkpoint is None or not self._has_rounds:
+            return super()._journal(checkpoint, rng_key, problem)
+        target = self._preparation.target(problem, rng_key)
+        settings = {**self._goal._asdict(), "max_seconds": self._max_seconds}
+        config = replace(self._config, bar_title=None)
+        settings.update((field.name, getattr(config, field.name)) for field in fields(config))
+        return journal_of(checkpoint, rng_key, problem, target, settings)
+
     def _tune(
         self,
         rng_key: jax.Array,
@@ -223,26 +256,23 @@ class DAIS(Estimator):
         target: TracedTarget,
         is_start_free: bool = True,
         may_resample: bool = False,
+        journal: Journal | None = None,
     ) -> Tuned:
-        has_plain_chains = (
-            self._integrand.plate is None
-            and self._batches is None
-            and self._surrogate is None
-            and self._config.memory != "reversible"
-        )
-        if not (self._chain.is_free and has_plain_chains) or self._chain.given_steps == 0:
+        if not self._has_rounds:
             return super()._tune(rng_key, problem, target)
+        journal = Journal() if journal is None else journal
         goal = self._goal._replace(is_start_free=self._goal.is_start_free and is_start_free)
         title = self._config.bar_title
         bar = None if title is None else RoundsBar(title, goal.budget)
-        runner = StagedRunner(_num_rows(goal, target), bar)
-        deadline = None if self._max_seconds is None else time.monotonic() + self._max_seconds
+        runner = StagedRunner(_num_rows(goal, target), bar, journal)
+        most = math.inf if self._max_seconds is None else self._max_seconds
         tools = Tools(
             draw=self._draw,
             run=runner,
             num_rows=runner.num_rows,
-            is_over=lambda: deadline is not None and time.monotonic() > deadline,
+            is_over=lambda: journal.seconds() > most,
             may_resample=may_resample and not self._config.resample_at,
+            journal=journal,
             on_round=None if bar is None else bar.show,
         )
         try:
@@ -251,7 +281,7 @@ class DAIS(Estimator):
             if bar is not None:
                 bar.close()
             raise
-        run_fn = partial(runner, is_resampled=tuned.is_resampled)
+        run_fn = partial(runner, is_resampled=tuned.is_resampled, is_reported=True)
         return tuned._replace(run=run_fn, bar=bar, target_error=_target_error_of(goal))
 
 

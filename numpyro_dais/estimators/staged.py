@@ -5,6 +5,7 @@
 Runs of self-tuned chains: one program for every number of steps and of particles, in short calls.
 """
 
+from functools import partial
 import time
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dais._util.concreteness import as_floats, put_beside
+from numpyro_dais._util.concreteness import as_floats, committed_leaf, put_beside
+from numpyro_dais._util.journal import NO_JOURNAL, Journal
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.programs import program
 from numpyro_dais._util.progress import RoundsBar
@@ -54,10 +56,14 @@ class StagedRunner:
 
     :param num_rows: the largest number of steps.
     :param bar: a progress bar, if one is shown.
+    :param journal: keeps what each block gives.
     """
 
-    def __init__(self, num_rows: int, bar: RoundsBar | None = None) -> None:
+    def __init__(
+        self, num_rows: int, bar: RoundsBar | None = None, journal: Journal = NO_JOURNAL
+    ) -> None:
         self._bar = bar
+        self._journal = journal
         self.num_rows = -(-num_rows // _FIRST_STEPS) * _FIRST_STEPS
         self._steps_per_second = 0.0
 
@@ -68,6 +74,7 @@ class StagedRunner:
         settings: Settings,
         num_particles: int,
         is_resampled: bool = False,
+        is_reported: bool = False,
     ) -> StagedRun:
         """
         Returns particles that have gone from the start to the target.
@@ -78,6 +85,7 @@ class StagedRunner:
         :param num_particles: the number of particles.
         :param is_resampled: whether particles are resampled on their way, in islands each of which
             then has one weight.
+        :param is_reported: whether nobody asks what the steps saw, so that it is left out.
         """
         num_steps = settings.num_steps
         padded = _padded(settings.of_chain(), self.num_rows, target.tracing.num_dims)
@@ -85,7 +93,8 @@ class StagedRunner:
         parts = []
         width = ISLAND_SIZE if is_resampled else WIDTH
         empty = _empty_stage(rng_key, target, self.num_rows, width)
-        for first in range(0, num_particles, width):
+
+        def block(first: int) -> StagedRun:
             numbers = first, num_steps, every
             ends, log_ratios = self._run_block(rng_key, target, padded, empty, *numbers)
             number = min(width, num_particles - first)
@@ -93,13 +102,24 @@ class StagedRunner:
                 run = _island_run(ends, settings.step_size)
             else:
                 run = _particle_run(ends, number, settings.step_size)
-            parts.append(StagedRun(run, log_ratios[:num_steps, :number]))
-        num_weights = len(parts) if is_resampled else num_particles
-        whole = join_runs([part.run for part in parts], num_weights)
-        return StagedRun(
-            put_beside(whole, ends.log_weights),
-            np.concatenate([part.log_ratios for part in parts], axis=1),
-        )
+            return StagedRun(run, log_ratios[: 0 if is_reported else num_steps, :number])
+
+        def blocks(first: int) -> tuple[StagedRun, int]:
+            """As many blocks as take a moment, one at least, and where the next one begins."""
+            some: list[StagedRun] = []
+            ends_at = time.perf_counter() + _SECONDS
+            while first < num_particles and (not some or time.perf_counter() < ends_at):
+                some.append(block(first))
+                first = min(first + width, num_particles)
+            return _joined(some), first
+
+        first = 0
+        while first < num_particles:
+            name = f"{num_steps} steps, particles from {first} of {num_particles}"
+            part, first = self._journal.stage(name, partial(blocks, first))
+            parts.append(part)
+        whole = _joined(parts)
+        return whole._replace(run=put_beside(whole.run, committed_leaf((rng_key, target))))
 
     def _run_block(
         self,
@@ -163,6 +183,15 @@ def _advance(
     log_evidence = stage.island.log_evidence + log_mean(finite)
     return stage, _Ends(
         log_weights, positions, stage.is_start_finite, log_evidence, positions[chosen]
+    )
+
+
+def _joined(parts: list[StagedRun]) -> StagedRun:
+    """Blocks, or some of them that were joined, as one."""
+    runs = [part.run for part in parts]
+    return StagedRun(
+        join_runs(runs, sum(len(run.log_weights) for run in runs)),
+        np.concatenate([part.log_ratios for part in parts], axis=1),
     )
 
 

@@ -120,4 +120,11 @@ def _check(problem: Problem) -> None:
 def _has_nan(problem: Problem) -> bool:
     leaves = jax.tree.leaves(problem)
     floats = [x for x in leaves if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-    return any(np.any(np.isnan(np.asarray(leaf))) for leaf in floats)
+    return any(np.any(np.isnan(part)) for leaf in floats for part in _parts(leaf))
+
+
+def _parts(leaf: Any) -> list[np.ndarray]:
+    """An array as it lies on its devices: together it may be larger than memory."""
+    if not isinstance(leaf, jax.Array):
+        return [np.asarray(leaf)]
+    return [np.asarray(shard.data) for shard in leaf.addressable_shards if not shard.replica_id]

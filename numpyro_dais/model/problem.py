@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 
 from numpyro_dais._util.numpyro_internals import hidden_site
+from numpyro_dais.model.rows import RowData
 
 __all__ = ["DataPlate", "Problem"]
 
@@ -198,6 +199,8 @@ class _fixed_randomness(numpyro.primitives.Messenger):
         self.prng_key = jax.random.key(0) if prng_key is None else prng_key
         self.subsample = subsample
         self.ratios: dict[str, float] = {}
+        # Of the last plate with so many elements.
+        self.indices: dict[int, jax.Array] = {}
 
     def process_message(self, msg: dict) -> None:
         if msg["type"] == "prng_key" and msg["value"] is None:
@@ -207,6 +210,9 @@ class _fixed_randomness(numpyro.primitives.Messenger):
             self.ratios[msg["name"]] = msg["args"][0] / len(indices)
         elif msg["type"] == "control_flow":
             msg["kwargs"]["rng_key"] = None
+        elif msg["type"] == "subsample" and isinstance(msg["value"], RowData):
+            # NumPyro would look at the shape of an array; done here, it is none of its business.
+            msg["value"], msg["type"] = self._rows(msg["value"]), "subsampled rows"
         elif msg["type"] == "sample":
             msg["kwargs"]["rng_key"] = None
             # Enumeration writes into it, and sites may share one.
@@ -214,6 +220,19 @@ class _fixed_randomness(numpyro.primitives.Messenger):
             for frame in msg["cond_indep_stack"]:
                 if frame.name in self.ratios:
                     msg["scale"] = msg["scale"] / self.ratios[frame.name]
+
+    def postprocess_message(self, msg: dict) -> None:
+        if msg["type"] == "plate":
+            self.indices[msg["args"][0]] = msg["value"]
+
+    def _rows(self, rows: RowData) -> jax.Array:
+        """The rows of the mini-batch of the plate with as many elements."""
+        if len(rows) not in self.indices:
+            raise ValueError(
+                f"numpyro.subsample got {rows!r} outside of a plate with {len(rows)} elements. Write "
+                "numpyro.plate(name, len(rows), subsample_size=B) around it."
+            )
+        return rows[self.indices[len(rows)]]
 
 
 class _own_latents(numpyro.primitives.Messenger):

@@ -57,8 +57,10 @@ __all__ = [
     "TracedFunction",
     "TracedTarget",
     "Tracing",
+    "digest_of",
     "explained_errors",
     "shape_of",
+    "text_of",
     "trace_function",
     "trace_target",
 ]
@@ -361,9 +363,13 @@ def _look(problem: Problem) -> tuple[ModelStructure | None, Any]:
         structure = structure._replace(free_factors=free)
     if not is_concrete(closed.consts):
         return structure, None
-    digests = [_digest(const) for const in closed.consts]
+    return structure, (text_of(closed.jaxpr), [digest_of(const) for const in closed.consts])
+
+
+def text_of(jaxpr: Jaxpr) -> str:
+    """Returns what a jaxpr does, as text that is the same in every process."""
     # Functions inside of a jaxpr are printed with their addresses.
-    return structure, (re.sub("0x[0-9a-f]+", "", str(closed.jaxpr)), digests)
+    return re.sub("0x[0-9a-f]+", "", str(jaxpr))
 
 
 def _sites(trace: Trace) -> dict[str, Any]:
@@ -378,7 +384,8 @@ def _sites(trace: Trace) -> dict[str, Any]:
     return numbers
 
 
-def _digest(array: Any) -> Any:
+def digest_of(array: Any) -> Any:
+    """Returns the shape, the type and a digest of the values of a concrete array or number."""
     if jnp.issubdtype(jax.typeof(array).dtype, jax.dtypes.prng_key):
         array = random.key_data(array)
     values = np.ascontiguousarray(array)

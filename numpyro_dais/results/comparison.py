@@ -4,7 +4,7 @@
 """A table of several models of the same data, and the check of what goes into one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Comparison:
     :param is_error_known: whether each standard error is to be trusted.
     :param sensitivity: the log Bayes factors under narrower and wider priors; None if they were not
         asked for.
+    :param evidences: the results that were compared, by name.
     """
 
     names: tuple[str, ...]
@@ -51,6 +52,7 @@ class Comparison:
     warnings: dict[str, tuple[str, ...]]
     is_error_known: np.ndarray
     sensitivity: PriorSensitivity | None = None
+    evidences: dict[str, Evidence] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the numbers of each model by name, as Python floats, the best model first."""

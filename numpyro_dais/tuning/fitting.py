@@ -9,13 +9,15 @@ A start is good if its weights vary little and their tail is light. What the sea
 part of the budget, and no fit is tried that could not save more than it costs.
 """
 
+from functools import partial
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from numpyro_dais._util.concreteness import as_floats
+from numpyro_dais._util.journal import NO_JOURNAL, Journal
 from numpyro_dais._util.keys import host_generator, named_key
 from numpyro_dais.model.modes import find_modes
 from numpyro_dais.model.searches import NUM_LANES
@@ -83,6 +85,11 @@ _HESSIAN_SHARE, _COST_OF_MODE = 0.2, 30
 _MAX_MODE_WORDS = 2**18
 # Of one variational fit, which may be continued while that pays.
 _NUM_ITERATIONS = 500
+# The k-hat of Laplace's approximation beyond which a fit begins elsewhere first: around the end of
+# a search down a neck, or at a mode far from the mass. Of twelve such fits, to hierarchies, funnels
+# and products of scales with 3 and more, none was better than the one that began at the middle of
+# the start, and six had diverged.
+_ASTRAY_KHAT = 2.0
 # Of one fit after the other, in units of the scale at its beginning; the last is for settling.
 _LEARNING_RATES = 0.06, 0.06, 0.06, 0.03
 # Likewise in many dimensions, where the axes stay, and half of the iterations do. Measured on Cox
@@ -141,7 +148,13 @@ class Found(NamedTuple):
     look: Look | None = None
 
 
-def find_start(rng_key: jax.Array, target: TracedTarget, goal: Goal, draw_fn: DrawFn) -> Found:
+def find_start(
+    rng_key: jax.Array,
+    target: TracedTarget,
+    goal: Goal,
+    draw_fn: DrawFn,
+    journal: Journal = NO_JOURNAL,
+) -> Found:
     """
     Returns the best start that a part of the budget could find, if any.
 
@@ -149,8 +162,9 @@ def find_start(rng_key: jax.Array, target: TracedTarget, goal: Goal, draw_fn: Dr
     :param target: the target, with the start that is to be replaced.
     :param goal: what the start is for.
     :param draw_fn: runs particles.
+    :param journal: keeps what each stage gives.
     """
-    attempt = _Attempt(rng_key, target, goal, draw_fn, target.tracing.order)
+    attempt = _Attempt(rng_key, target, goal, draw_fn, target.tracing.order, journal)
     fit = attempt.look_again(attempt.find())
     return Found(fit, attempt.spent, attempt.count, attempt.look)
 
@@ -165,12 +179,14 @@ class _Attempt:
         goal: Goal,
         draw_fn: DrawFn,
         order: np.ndarray,
+        journal: Journal,
     ) -> None:
         self.rng_key = rng_key
         self.target = target
         self.goal = goal
         self.draw_fn = draw_fn
         self.order = order
+        self.stage = journal.stage
         self.spent = 0.0
         self.count = Count()
         self.look: Look | None = None
@@ -288,7 +304,8 @@ class _Attempt:
             key = named_key(self.rng_key, f"look {number}")
             started = self.target.with_mixture(fit.mixture)
             most = share * self.goal.budget
-            look = second_look(key, self.target, started, fit.log_weights, most)
+            look_fn = partial(second_look, key, self.target, started, fit.log_weights, most)
+            look = self.stage("a second look", look_fn)
             if look is None:
                 break
             self.look = look
@@ -304,6 +321,11 @@ class _Attempt:
 
     def _laplace(self) -> Mixture | None:
         """Laplace's approximation around each mode that is found."""
+        mixture, self.spent, self.count, self.has_peak = self.stage("the modes", self._searched)
+        return mixture
+
+    def _searched(self) -> tuple[Mixture | None, float, Count, bool]:
+        """The same, with all that was spent so far, the count, and whether one is a maximum."""
         starts = _search_starts(named_key(self.rng_key, "searches"), self.draws, self.num_dims)
         looks = Looks(self.target, self.spread, self.goal.budget, min(NUM_LANES, len(starts)))
         most = _HESSIAN_SHARE * self.goal.budget / (looks.cost_of_geometry + _COST_OF_MODE)
@@ -326,10 +348,10 @@ class _Attempt:
                 if left < _MORE_STARTS or not (count.num_once or count.is_uneven):
                     break
                 search(self._more_starts(batch), left)
-        self.spent += looks.num_gradients
-        self.count = census.count
-        self.has_peak = any(peak.is_found for peak in census.peaks)
-        return laplace_mixture(census.peaks, self.order) if census.peaks else None
+        spent = self.spent + looks.num_gradients
+        has_peak = any(peak.is_found for peak in census.peaks)
+        mixture = laplace_mixture(census.peaks, self.order) if census.peaks else None
+        return mixture, spent, census.count, has_peak
 
     def _more_starts(self, batch: int) -> np.ndarray:
         """Beginnings of more searches."""
@@ -358,16 +380,21 @@ class _Attempt:
         is_high = laplace.basis is not None
         begins = [laplace] if is_high else [laplace, self._broad(laplace)]
         rates = list(_HIGH_LEARNING_RATES if is_high else _LEARNING_RATES)
+        is_astray = not is_high and first.quality.khat > _ASTRAY_KHAT
+        if is_astray:
+            begins.reverse()
         while rates and self._is_worth(fit):
             rate = rates.pop(0)
             # The mode of a funnel is far from its mass: then begin at the middle of the start, too.
             begin = begins.pop(0) if begins else fitted
             other, other_elbo = self._variational(begin, rate)
-            if not other_elbo < elbo:
+            if other_elbo > elbo:  # and a number
                 fitted, elbo = other, other_elbo
                 fit = self._test(self._supported(fitted, laplace))
             if fit.quality.khat < HEAVY_KHAT and first.quality.khat < LARGEST_KHAT:
                 begins = []
+            if is_astray and begins and math.isfinite(elbo):
+                begins, rates = [], rates[1:]
             if is_high and fit.quality.khat < HEAVY_KHAT:
                 break
             if is_high and fit.quality.khat > HOPELESS_KHAT:
@@ -422,7 +449,8 @@ class _Attempt:
         tilt = neck_of(fitted)
         if tilt is None or fit.quality.khat <= HEAVY_KHAT or not self._is_affordable():
             return None
-        return self._variational(fitted, _LEARNING_RATES[0], tilt)[0]
+        neck, elbo = self._variational(fitted, _LEARNING_RATES[0], tilt)
+        return neck if math.isfinite(elbo) else None
 
     def _variational(
         self, begin: Component, rate: float, tilt: Tilt = NO_TILT
@@ -430,16 +458,20 @@ class _Attempt:
         """A fit, and its ELBO."""
         self.spent += self.fit_cost
         self.num_fits += 1
-        component, elbos = variational_fit(
-            named_key(self.rng_key, f"fit {self.num_fits}"),
-            self.target,
-            begin,
-            self.order,
-            rate,
-            tilt,
-            num_iterations=self.num_iterations,
-        )
-        component, elbos = jax.tree.map(np.asarray, (component, elbos))
+
+        def fit() -> Any:
+            fitted = variational_fit(
+                named_key(self.rng_key, f"fit {self.num_fits}"),
+                self.target,
+                begin,
+                self.order,
+                rate,
+                tilt,
+                num_iterations=self.num_iterations,
+            )
+            return jax.tree.map(np.asarray, fitted)
+
+        component, elbos = self.stage(f"fit {self.num_fits}", fit)
         return component, float(np.mean(elbos[-self.num_iterations // 5 :]))
 
     def _test(self, mixture: Mixture, num_draws: int = BLOCK) -> Fit:
@@ -456,7 +488,8 @@ class _Attempt:
         self.num_tests += 1
         test_key = named_key(self.rng_key, f"test {self.num_tests}")
         started = self.target.with_mixture(mixture)
-        log_weights, draws = weighted_draws(self.draw_fn(test_key, started, no_steps(), num_draws))
+        draw = partial(self.draw_fn, test_key, started, no_steps(), num_draws)
+        log_weights, draws = weighted_draws(self.stage(f"test {self.num_tests}", draw))
         return Fit(mixture, quality_of(log_weights), log_weights, draws)
 
     def _is_worth(self, fit: Fit) -> bool:

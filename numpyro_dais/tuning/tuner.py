@@ -14,12 +14,12 @@ weights are unbiased whatever was decided here.
 from collections.abc import Callable
 from functools import partial
 import math
-import time
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from numpyro_dais._util.journal import Journal
 from numpyro_dais._util.keys import named_key
 from numpyro_dais._util.progress import RoundsBar
 from numpyro_dais.model.traced import TracedTarget
@@ -136,6 +136,7 @@ class Tools(NamedTuple):
     :param num_rows: the largest number of steps.
     :param is_over: whether time is up.
     :param may_resample: whether particles may be resampled in islands.
+    :param journal: keeps what each stage gives; what ``run`` gives it keeps in the journal itself.
     :param on_round: is told of each round: its steps, gradients so far, and its estimate.
     """
 
@@ -144,6 +145,7 @@ class Tools(NamedTuple):
     num_rows: int
     is_over: Callable[[], bool]
     may_resample: bool
+    journal: Journal
     on_round: Callable[[int, int, str], None] | None = None
 
 
@@ -161,6 +163,7 @@ class Tuned(NamedTuple):
     :param bar: the progress bar, if one is shown.
     :param target_error: the wanted error, if there is one.
     :param early: what to report if the last round is interrupted; None if nothing has finished.
+    :param is_planned: whether this is where the rounds have led, and not an early end.
     """
 
     settings: Settings
@@ -173,6 +176,7 @@ class Tuned(NamedTuple):
     bar: RoundsBar | None = None
     target_error: float | None = None
     early: Callable[[], "Tuned"] | None = None
+    is_planned: bool = False
 
 
 def tune_all(rng_key: jax.Array, target: TracedTarget, goal: Goal, tools: Tools) -> Tuned:
@@ -206,7 +210,7 @@ class _Tuner:
         self.fit_notes = ""
         self.found: Found | None = None
         self.pilot: float | None = None
-        self.began = time.perf_counter()
+        self.stage = tools.journal.stage
         # What the run itself may cost, of which tuning takes shares.
         self.size = float(goal.budget)
         if goal.num_steps is not None:
@@ -223,7 +227,7 @@ class _Tuner:
         fit = self._fit()
         if fit is not None and self.goal.num_steps is None and self._is_good(fit):
             return self._without_steps(fit)
-        if fit is not None and self.tools.is_over():
+        if fit is not None and self._is_over():
             return self.finish_early(_TIME_IS_UP)
         trials = self._first_trials(fit)
         if self.goal.num_steps is None and self.own is not None and self._is_good(self.own):
@@ -240,6 +244,13 @@ class _Tuner:
             if self._plan_draws(other).log_error < plan.log_error:
                 return self._without_steps(other)
         return self._with_steps(best, plan)
+
+    def _is_over(self) -> bool:
+        """True if time is up: once that was decided, it stays."""
+        is_over = self.stage("the clock", self.tools.is_over)
+        if is_over:
+            self.tools.journal.write()
+        return is_over
 
     def finish_early(self, reason: str) -> Tuned:
         """
@@ -276,7 +287,9 @@ class _Tuner:
         early = None if not self.history else partial(self.finish_early, "Interrupted")
         history = tuple(self.history)
         findings = self._findings(settings)
-        return Tuned(settings, history, None, note, findings, is_resampled, early=early)
+        return Tuned(
+            settings, history, None, note, findings, is_resampled, early=early, is_planned=True
+        )
 
     def _findings(self, settings: Settings) -> Findings | None:
         """All that was seen of the posterior, for a result with these settings."""
@@ -296,7 +309,7 @@ class _Tuner:
         if not self.goal.is_start_free:
             return None
         key = named_key(self.rng_key, "fit")
-        found = find_start(key, self.target, self.goal, self.tools.draw)
+        found = find_start(key, self.target, self.goal, self.tools.draw, self.tools.journal)
         self.spent += found.num_gradients
         self.found = found
         if found.modes.num_searches:
@@ -376,11 +389,18 @@ class _Tuner:
         bare = self.target.with_mixture(mixture.bare())
         if mixture.components.basis is not None:  # in many dimensions tails are stray draws
             return bare
-        judged, cost = judge_start(named_key(self.rng_key, "bare"), bare, self.tools.draw)
-        self.spent += cost
+        judged = self._judged("bare", bare)
         if judged.quality.khat < _LIGHT_KHAT:
             return bare
         return self.target.with_mixture(mixture._replace(base_share=0.0))
+
+    def _judged(self, name: str, target: TracedTarget) -> Fit:
+        """A start without steps."""
+        key = named_key(self.rng_key, name)
+        judge = partial(judge_start, key, target, self.tools.draw)
+        judged, cost = self.stage(f"a look at draws: {name}", judge)
+        self.spent += cost
+        return judged
 
     def _is_enough(self, trial: Trial) -> bool:
         """True if no other path needs to be looked for."""
@@ -403,28 +423,29 @@ class _Tuner:
         trials += [self._try(candidate) for candidate in plain_candidates(target, unit)]
         if self._is_enough(_best(trials)):
             return trials
-        measured = measure_path(
+        measure = partial(
+            measure_path,
             named_key(self.rng_key, "path"),
             target,
             int(np.clip(72 * self.size / 1e5, 32, 512)),
             int(min(_PATH_SHARE * self.size, 0.5 * self.left)),
             max_dense_dims=_MAX_MEASURED_DIMS,
         )
+        measured = self.stage("the measured path", measure)
         self.spent += measured.num_gradients
         self.pilot = measured.log_evidence if measured.is_seen else None
         if self.goal.num_steps is None and measured.has_zeros:
             # A hard constraint has no mode to fit at its edge, and chains run against it; but draws
             # of the start, of weight zero or not, see all of it.
-            key = named_key(self.rng_key, "own start")
-            self.own, cost = judge_start(key, target, self.tools.draw)
-            self.spent += cost
+            self.own = self._judged("own start", target)
         trials += self._climb(along_axes(measured), target, "along a measured path")
         return trials
 
     def _curvature_path(self, target: TracedTarget, draws: np.ndarray) -> MeasuredPath | None:
         most = _CURVATURE_SHARE * self.size
         center = np.median(draws, axis=0)
-        found, cost = find_curvature(target, draws, center, start_spread(draws), most)
+        look = partial(find_curvature, target, draws, center, start_spread(draws), most)
+        found, cost = self.stage("the curvature", look)
         self.spent += cost
         return None if found is None else curvature_path(found, center)
 
@@ -507,7 +528,7 @@ class _Tuner:
         rivals.append(first._replace(step_size=factor * first.step_size))
         number = 0
         while True:
-            if self.tools.is_over():
+            if self._is_over():
                 return None
             num_steps = _GROWTH * seen[-1].num_steps
             if self.goal.num_steps is not None:
@@ -542,9 +563,10 @@ class _Tuner:
         num_steps, barrier = 0, math.nan
         if isinstance(last, Trial):
             num_steps, barrier = last.num_steps, barrier_of(last)
-        seconds = time.perf_counter() - self.began
+        seconds = self.stage("the time", self.tools.journal.seconds)
         found = round_of(last.log_weights, num_steps, self.spent, seconds, barrier)
         self.history.append(found)
+        self.tools.journal.write()
         if self.tools.on_round is not None:
             words = f"{found.log_evidence:.2f} ± {found.standard_error:.2g}"
             self.tools.on_round(num_steps, found.num_gradients, words)

@@ -194,3 +194,15 @@ def test_reasons_not_to_look():
     given = DAIS(cases.gamma_poisson, start="prior", budget=3_000).log_evidence(random.key(0))
     assert given.findings is None
     assert given.diagnostics.missed_mass.outcome == "not looked"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shape", "is_warned"),
+    [("no power", 0.65, True), ("no power", 0.5, False), ("none found", 0.65, False)],
+)
+def test_heavy_weights_that_nothing_has_checked_are_warned_of(outcome, shape, is_warned):
+    """Quantiles of a Pareto tail of a given shape, k-hat being between the two limits or below."""
+    log_weights = -shape * np.log(1 - (np.arange(4000) + 0.5) / 4000)
+    evidence = with_findings(log_weights, FINDINGS._replace(missed_mass=MissedMass(outcome)))
+    assert abs(evidence.khat - shape) < 0.04
+    assert any("had no power" in warning for warning in evidence.warnings) == is_warned

@@ -84,3 +84,16 @@ def test_old_and_new_runs_are_compared_seed_by_seed(tmp_path, capsys):
         args = argparse.Namespace(old=old, new=new, data=None)
         assert old_and_new.main(args) == status
         assert ratio in capsys.readouterr().out
+
+
+def test_rows(tmp_path):
+    """Rows on disk, few of them; the files are removed at the end."""
+    arguments = ["--num-rows", "20000", "--num-columns", "3", "--batch-size", "3000"]
+    command = [sys.executable, BENCHMARKS / "rows.py", "--directory", tmp_path, *arguments]
+    result = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert "20000 rows, 3 columns, 0.00 GB on disk" in result.stdout
+    assert "  met    anonymous memory of " in result.stdout
+    assert "errors from the reference (at most 5)" in result.stdout
+    assert "MISSED" not in result.stdout
+    assert list(tmp_path.iterdir()) == []

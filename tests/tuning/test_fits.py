@@ -4,6 +4,7 @@
 """Fitted starts: shapes of a mode, mixtures, modes and variational fits."""
 
 from functools import partial
+import math
 from types import SimpleNamespace
 
 import jax
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import numpyro
 import numpyro.distributions as dist
 
+from numpyro_dais import DAIS
 from numpyro_dais.model.modes import Modes, find_modes
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.traced import trace_target
@@ -359,3 +362,75 @@ def test_particles_from_a_poor_fit_are_warned_of(variance, khat, num_dims, has_p
     assert bool(note) == is_warned
     if is_warned:
         assert f"relative variance of {variance:.2g}, k-hat {khat:.2f}" in note
+
+
+def centred_hierarchy(y):
+    """Searches go down the neck, so that Laplace's approximation is around no mode of the mass."""
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(1))
+    with numpyro.plate("groups", len(y)):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        numpyro.sample("y", dist.Normal(theta, 1), obs=y)
+
+
+def test_a_fit_begins_elsewhere_where_laplace_is_astray(x64, monkeypatch):
+    """Or it costs a fit, which then has no budget left for the neck."""
+    begins, y = [], jnp.array([0.3, -0.8, 1.2, 0.1, 0.6, -0.2, 0.9, -0.5])
+
+    def spy(rng_key, target, begin, order, rate, tilt, num_iterations):
+        begins.append((np.asarray(begin.log_scale), rate, float(tilt.precision)))
+        return variational_fit(rng_key, target, begin, order, rate, tilt, num_iterations)
+
+    monkeypatch.setattr(fitting, "variational_fit", spy)
+    evidence = DAIS(centred_hierarchy).log_evidence(random.key(1), y)
+    first, *others = begins
+    # Narrow, at the middle of the start, and not as wide as the end of a search.
+    assert np.all(np.exp(first[0]) < 0.3 * np.sqrt(2) + 1e-9)
+    assert len(set(np.round(first[0], 6))) < 3
+    assert [rate for _, rate, precision in others if not precision] == [0.06, 0.03]
+    assert any(precision for *_, precision in others)  # the neck
+    exact = centred_log_evidence(np.asarray(y))
+    assert abs(float(evidence) - exact) < 4 * float(evidence.standard_error) + 0.01
+
+
+def centred_log_evidence(y):
+    """By quadrature over the logarithm of the spread; the mean is integrated out."""
+    log_tau = np.linspace(-12, 8, 4001)
+    tau = np.exp(log_tau)
+    variance, size = 1 + tau**2, len(y)
+    whole = variance + 25 * size
+    log_density = -0.5 * (
+        (size - 1) * np.log(2 * np.pi * variance)
+        + np.log(2 * np.pi * whole)
+        + np.sum((y - y.mean()) ** 2) / variance
+        + size * y.mean() ** 2 / whole
+    )
+    log_prior = np.log(2 / np.pi) - np.log1p(tau**2) + log_tau
+    return float(np.logaddexp.reduce(log_density + log_prior) + np.log(log_tau[1] - log_tau[0]))
+
+
+def test_a_fit_that_has_diverged_takes_no_place():
+    """Of three fits in a row the second ends at no number, and the third begins where the first ended."""
+    begins, tested = [], []
+    fits = iter([("first", -1.0), ("diverged", math.nan), ("third", -0.5)])
+
+    def variational(begin, rate):
+        begins.append(begin)
+        return next(fits)
+
+    poor = Fit(None, Quality(100.0, 1.0), np.zeros(1), np.zeros((1, 2)))
+    attempt = SimpleNamespace(num_dims=20, _variational=variational, _broad=lambda like: "middle")
+    attempt._supported = lambda fitted, support: fitted
+
+    def test(mixture, num_draws=0):
+        tested.append(mixture)
+        khat = 5.0 if mixture is laplace else 0.8
+        return poor._replace(quality=Quality(100.0, khat))
+
+    attempt._test, attempt._followed = test, lambda fit: fit
+    attempt._is_worth, attempt._neck = lambda fit: True, lambda fitted, fit: None
+    laplace = SimpleNamespace(basis=None, slopes=None)
+    fitting._Attempt._fit_one_mode(attempt, laplace)
+    assert begins == ["middle", "first", "first"]
+    assert "diverged" not in tested
+    assert tested[-1] == "third"
