@@ -5,7 +5,7 @@
 Speed: what annealing costs in training and in evaluating an autoencoder
 =========================================================================
 
-Prints two ratios, for the autoencoder of ``examples/vae.py`` on images of 28 x 28 pixels:
+Prints two ratios, for the autoencoder of ``examples/vae/vae.py`` on images of 28 x 28 pixels:
 
 - training: an SVI step with DAVI (K = 10, S = 5) over one with IWAE and 50 samples, both of which run the decoder
   50 times per image. A leapfrog step needs a gradient, and training the gradient of that: four products of matrices
@@ -48,7 +48,7 @@ from numpyro_dais import DAIS, DAVI
 import numpyro_dais.model.guide
 import numpyro_dais.vi.davi
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "vae"))
 from vae_common import PLATE, Config, Vae, make_vae
 
 CHUNK = 100  # images at a time in evaluation

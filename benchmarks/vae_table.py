@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from matplotlib.figure import Figure
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "vae"))
 from vae_common import Checkpoint, Config, load_checkpoint, make_vae, save_checkpoint, start, train
 from vae_data import DATA_VARIABLE, Images, binarise, load_images
 from vae_likelihood import Programs, Results, fingerprint, step_size_at, tune

@@ -3,6 +3,8 @@
 
 """The evidence of NumPyro models by differentiable annealed importance sampling."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from numpyro_dais.estimators.baselines import AIS, HAIS, ImportanceSampling
 from numpyro_dais.estimators.compare import compare
 from numpyro_dais.estimators.dais import DAIS
@@ -31,4 +33,7 @@ __all__ = [
     "make_settings",
 ]
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("numpyro-dais")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+unknown"

@@ -194,6 +194,7 @@ def _draw_rounds(ax: Any, evidence: Evidence) -> None:
             offset = {"xytext": (5, 5), "textcoords": "offset points"}
             ax.annotate(f"K={int(number)}", (cost, value), fontsize="small", color=_DARK, **offset)
     ax.margins(x=0.25, y=0.25)
+    ax.locator_params(axis="x", nbins=4)  # numbers of five digits, side by side
     _style_panel(ax, "Rounds: estimate ± 2 s.e.", "gradients, all tuning included", "nats")
 
 
