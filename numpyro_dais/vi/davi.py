@@ -293,16 +293,17 @@ class DAVI(ELBO):
         """The settings at arguments of the model."""
         # Elements of a plate share their settings: the guide's scale of each is no unit for them.
         has_unit = not (problem.plates or is_in_noise)
-        unit = None
-        if is_in_noise and self.is_curvature_followed:
-            scale = guide_scale(problem.guide, params)
-            assert scale is not None
-            unit = unit_in_noise(scale)
         guide = problem.guide if has_unit else None
-        settings = self._settings(params, guide, num_steps, unit)
+        settings = self._settings(params, guide, num_steps)
         if not self.is_curvature_followed or not settings.num_steps:
             return settings
-        return follow_curvature(settings, target, self.is_whitened and has_unit)
+        settings = follow_curvature(settings, target, self.is_whitened and has_unit)
+        if not is_in_noise:
+            return settings
+        scale = guide_scale(problem.guide, params)
+        assert scale is not None
+        with_unit = self._settings(params, None, num_steps, unit_in_noise(scale))
+        return settings._replace(preconditioner=with_unit.preconditioner)
 
     def loss_with_mutable_state(
         self,

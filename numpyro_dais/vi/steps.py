@@ -190,5 +190,5 @@ def unit_in_noise(scale: jax.Array) -> jax.Array:
     """
     scale = jnp.tril(scale)  # what is above the diagonal is no parameter
     fixed = lax.stop_gradient(scale)
-    change = solve_triangular(fixed, scale - fixed, lower=True)
-    return jnp.eye(len(scale), dtype=scale.dtype) - change
+    one = jnp.eye(len(scale), dtype=scale.dtype)
+    return one - solve_triangular(fixed, one, lower=True) @ (scale - fixed)
