@@ -13,6 +13,7 @@ draws, for the ELBO, for ``DAVI()`` with the plain guide, and with ``davi.guide`
     python benchmarks/davi_defaults.py                      # development models (davi_models.py)
     python benchmarks/davi_defaults.py --set set_aside      # those that are run last (davi_set_aside.py)
     python benchmarks/davi_defaults.py --quick              # three models, one guide, few iterations
+    python benchmarks/davi_defaults.py --table bounds.md    # the bounds as a Markdown table, too
 
 Every fit is a line of the results, and is not repeated, so that a study may be interrupted and continued; after a change of
 the package, use another file (``--results``). A model has a process of its own, which is ended after ``--max-seconds``.
@@ -21,6 +22,7 @@ the package, use another file (``--results``). A model has a process of its own,
 import argparse
 import json
 from pathlib import Path
+import shlex
 import sys
 import time
 from typing import Any, NamedTuple
@@ -200,6 +202,21 @@ def report(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table(rows: list[dict], command: str) -> str:
+    """The bounds of :func:`report` as a Markdown table, below the command."""
+    by_key = {key_of(row): row for row in rows}
+    titles = ["model", "guide", "learning rate", *METHODS, "log evidence"]
+    lines = [f"`{command}`", "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for key in dict.fromkeys(key._replace(method="ELBO") for key in by_key):
+        found = [by_key.get(key._replace(method=method)) for method in METHODS]
+        exact = next(row["log_evidence"] for row in found if row is not None)
+        last = "-" if exact is None else f"{exact:.3f}"
+        cells = [key.case, key.guide, f"{key.learning_rate:g}", *map(words, found), last]
+        lines.append(f"| {' | '.join(cells)} |")
+    summary = report(rows).split("\n\n", 1)[1]
+    return "\n".join([*lines, "", "```", summary.rstrip(), "```"]) + "\n"
+
+
 def words(row: dict | None) -> str:
     if row is None:
         return "-"
@@ -226,6 +243,8 @@ def main(args: argparse.Namespace) -> None:
         command += ["--seed", args.seed, *(["--quick"] if args.quick else [])]
         run_process(command, name, args.max_seconds)
     rows = [row for row in read_rows(args.results) if row["case"] in names]
+    if args.table is not None and rows:
+        args.table.write_text(table(rows, args.command), encoding="utf-8")
     print("\n" + report(rows) if rows else "No results yet.")
 
 
@@ -234,6 +253,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, default=Path("davi_defaults.jsonl"), help="the fits"
     )
+    parser.add_argument("--table", type=Path, help="a Markdown file for the bounds")
     parser.add_argument("--set", default="development", choices=[*SETS, "all"])
     parser.add_argument("--models", nargs="+", choices=list(ALL_CASES), metavar="NAME")
     parser.add_argument("--num-iterations", type=int, default=2000, help="of each fit")
@@ -242,7 +262,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--max-seconds", type=float, default=900.0, help="of all fits of a model")
     parser.add_argument("--quick", action="store_true", help="three models, few iterations")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # of a process started here
-    return parser.parse_args()
+    args = parser.parse_args()
+    given = [word for word in sys.argv[1:] if word not in ("--table", str(args.table))]
+    args.command = shlex.join(["python", "benchmarks/davi_defaults.py", *given])
+    return args
 
 
 if __name__ == "__main__":

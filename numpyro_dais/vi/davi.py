@@ -55,7 +55,7 @@ from numpyro_dais.vi.diagnostics import Diagnostics, make_diagnostics, warn_of_l
 from numpyro_dais.vi.fitted import FittedDAIS
 from numpyro_dais.vi.learned import LEARNABLE, LearnableSettings, LearnedGuide, schedule_entropy
 from numpyro_dais.vi.plates import independent_plates
-from numpyro_dais.vi.steps import follow_curvature
+from numpyro_dais.vi.steps import follow_curvature, unit_in_noise
 
 __all__ = ["DAVI"]
 
@@ -252,13 +252,20 @@ class DAVI(ELBO):
         return self._settings(params, guide, num_steps)
 
     def _settings(
-        self, params: dict[str, Any], guide: Any, num_steps: int | None = None
+        self,
+        params: dict[str, Any],
+        guide: Any,
+        num_steps: int | None = None,
+        unit: jax.Array | None = None,
     ) -> Settings:
-        """The settings; step sizes that follow the curvature as multiples of what it allows."""
+        """
+        The settings; step sizes that follow the curvature as multiples of what it allows, in a unit
+        that is given or that of the guide.
+        """
         learn = self._learnable.learned(params)
-        is_scaled = guide is not None and self.is_whitened
-        scale = guide_scale(_unwrap(guide), params) if is_scaled else None
-        if scale is not None and self.is_curvature_followed:
+        is_scaled = guide is not None and self.is_whitened and unit is None
+        scale = guide_scale(_unwrap(guide), params) if is_scaled else unit
+        if is_scaled and scale is not None and self.is_curvature_followed:
             # Steps are as long as the curvature allows, whatever the unit. With a gradient through
             # the unit alone a narrower guide would seem to have shorter steps, and stay wide.
             scale = lax.stop_gradient(scale)
@@ -286,10 +293,17 @@ class DAVI(ELBO):
         """The settings at arguments of the model."""
         # Elements of a plate share their settings: the guide's scale of each is no unit for them.
         has_unit = not (problem.plates or is_in_noise)
-        settings = self._settings(params, problem.guide if has_unit else None, num_steps)
+        guide = problem.guide if has_unit else None
+        settings = self._settings(params, guide, num_steps)
         if not self.is_curvature_followed or not settings.num_steps:
             return settings
-        return follow_curvature(settings, target, self.is_whitened and has_unit)
+        settings = follow_curvature(settings, target, self.is_whitened and has_unit)
+        if not is_in_noise:
+            return settings
+        scale = guide_scale(problem.guide, params)
+        assert scale is not None
+        with_unit = self._settings(params, None, num_steps, unit_in_noise(scale))
+        return settings._replace(preconditioner=with_unit.preconditioner)
 
     def loss_with_mutable_state(
         self,
@@ -313,13 +327,9 @@ class DAVI(ELBO):
         """
         problem, scale = self._problem(rng_key, param_map, model, guide, args, kwargs)
         learn = self._learnable.learned(param_map)
-        # The same chains as with the guide's covariance for a unit, in less than half of the time.
-        # Their gradient goes through the unit, which it must not where steps follow the curvature.
+        # The same chains as with the guide's covariance for a unit, in less time: no solves.
         is_in_noise = (
-            self.is_whitened
-            and not self.is_curvature_followed
-            and not problem.plates
-            and isinstance(problem.guide, DENSE_GUIDES)
+            self.is_whitened and not problem.plates and isinstance(problem.guide, DENSE_GUIDES)
         )
         target = make_target(problem, is_in_noise=is_in_noise)
         settings = self._settings_at(param_map, problem, target, is_in_noise=is_in_noise)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_dais._util.keys import named_key
 from numpyro_dais.sampler.kernel import Preconditioner, apply
@@ -31,6 +32,7 @@ __all__ = [
     "longest_kick",
     "measure_curvature",
     "stable_steps",
+    "unit_in_noise",
 ]
 
 # Products with the Hessian in a power iteration. Each costs about a gradient. Three know the
@@ -171,3 +173,22 @@ def draw_scale(target: Target) -> jax.Array:
     draws = jnp.where(jnp.isfinite(draws), draws, 0.0)
     spread = lax.stop_gradient(jnp.std(draws, axis=0))
     return jnp.where(spread > 0, spread, 1.0)
+
+
+def unit_in_noise(scale: jax.Array) -> jax.Array:
+    r"""
+    Returns the unit of positions in the noise space of a full-rank guide, ``[num_dims, num_dims]``:
+    the identity, with a derivative.
+
+    Chains in noise :math:`z` are those in :math:`u = \mu + L z` with the unit :math:`L`, and their
+    gradient goes through it: a narrower guide would seem to have shorter steps, although they
+    follow the curvature, and would stay wide. With the unit :math:`U = L^{-1} \bar L`, a bar where
+    no gradient goes through, they are those with the unit :math:`L U = \bar L`. Its derivative is
+    written without that of a solve.
+
+    :param scale: :math:`L`, of the guide.
+    """
+    scale = jnp.tril(scale)  # what is above the diagonal is no parameter
+    fixed = lax.stop_gradient(scale)
+    one = jnp.eye(len(scale), dtype=scale.dtype)
+    return one - solve_triangular(fixed, one, lower=True) @ (scale - fixed)

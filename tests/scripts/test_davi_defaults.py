@@ -33,6 +33,14 @@ def test_figures():
     assert "not finite, or that failed: 1" in text
     assert "by more than the tolerance: 2 of 5" in text
     assert "median of 1: 75%" in text
+    written = davi_defaults.table(rows, "python the_command.py")
+    assert written.startswith("`python the_command.py`")
+    first = "| a | AutoNormal | 0.01 | -3.000 (0.010) | -3.090 (0.010) | -1.500 (0.010) | -1.000 |"
+    assert first in written
+    assert (
+        "| b | AutoNormal | 0.01 | -3.000 (0.010) | -3.200 (0.010) | nan (0.010) | - |" in written
+    )
+    assert "median of 1: 75%" in written
 
 
 def test_sets_share_no_model():

@@ -18,6 +18,7 @@ from numpyro_dais import DAVI
 from numpyro_dais.linear_regression import LinearRegression
 from numpyro_dais.model.problem import Problem
 from numpyro_dais.model.target import make_target
+from numpyro_dais.sampler.particles import particle_keys, run_particles
 from numpyro_dais.vi.steps import Curvature, measure_curvature, stable_steps
 from tests.cases import normal_means
 
@@ -121,6 +122,36 @@ def test_curvature_is_the_largest_eigenvalue(is_full):
     largest = np.linalg.eigvalsh(matrix.T @ precision @ matrix)[-1]
     np.testing.assert_allclose(found.end, largest, rtol=1e-3)
     np.testing.assert_allclose(found.start, 1.0, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+def test_chains_in_noise_have_the_gradient_of_a_fixed_unit():
+    """Of a full-rank guide: as those in positions, whose unit is its scale without a gradient."""
+    guide, davi = autoguide.AutoMultivariateNormal(regression, init_scale=0.3), DAVI(num_steps=2)
+    whole = davi.guide(guide)
+    args = jnp.asarray(X, float), jnp.asarray(Y, float)
+    svi = SVI(regression, whole, numpyro.optim.Adam(0.1), davi)
+    params = svi.get_params(svi.init(random.key(0), *args))
+    params["auto_scale_tril"] = 0.01 * jnp.array([[2.0, 0, 0], [1, 1, 0], [-1, 0.3, 0.5]])
+    params["davi_mass_w"] = jnp.array([0.5, 1.0, 3.0])
+
+    def in_positions(params):
+        problem = Problem(regression, guide=guide, guide_params=params, params=params, args=args)
+        target = make_target(problem)
+        settings = davi._settings_at(params, problem, target)
+        keys = particle_keys(random.split(random.key(5))[1], 1)
+        return -run_particles(keys, target, settings, "checkpoint").log_weights[0]
+
+    def in_noise(params):
+        return davi.loss(random.key(5), params, regression, whole, *args)
+
+    expected, slopes = jax.jit(jax.value_and_grad(in_positions))(params)
+    found, own = jax.jit(jax.value_and_grad(in_noise))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    for name in ("auto_loc", "auto_scale_tril", "davi_mass_w", "davi_step_size"):
+        # Above its diagonal a triangular matrix has no entries.
+        is_entry = np.tril(np.ones(3)) if name == "auto_scale_tril" else 1.0
+        np.testing.assert_allclose(is_entry * own[name], is_entry * slopes[name], rtol=1e-7)
 
 
 def test_steps_along_the_path():
