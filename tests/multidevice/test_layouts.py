@@ -47,6 +47,15 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def stop(processes):
+    """Ends programs, whatever they do, and closes what they have written to."""
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
 def outputs(processes):
     """The last line of each, as JSON."""
     found = []
@@ -56,8 +65,7 @@ def outputs(processes):
             assert process.returncode == 0, err[-4000:]
             found.append(json.loads(out.splitlines()[-1]))
     finally:
-        for process in processes:
-            process.kill()
+        stop(processes)
     return found
 
 
@@ -128,9 +136,7 @@ def test_a_host_whose_peer_is_killed_ends_with_an_error(killed):
         assert processes[1 - killed].returncode != 0
         assert err
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        stop(processes)
 
 
 def test_devices_that_are_named():
