@@ -79,7 +79,7 @@ print({name: values.shape for name, values in draws.items()})
 mean, error = evidence.expectation(lambda draw: draw["mu"] + draw["tau"] * draw["z"])
 print(np.round(mean, 2), "effects of the schools")
 data = evidence.to_arviz()
-print(az.summary(data, var_names=["mu", "tau"])[["mean", "sd", "ess_bulk"]])
+print(az.summary(data, var_names=["mu", "tau"], kind="stats"))
 
 # %%
 # Shrinkage, at a glance: what the schools measured (orange), and what the model makes of it (blue).
