@@ -109,8 +109,7 @@ class DAVI(ELBO):
         particles would make it another one.
     :param step_size: :math:`\eta`, a number or one per step; where learned, its initial value. Left
         out, it follows the curvature between guide and posterior, so that steps are stable from the
-        first iteration on, and is zero while the guide is far from the posterior; see
-        :mod:`numpyro_dais.vi.steps`.
+        first iteration on; see :mod:`numpyro_dais.vi.steps`.
     :param damping: :math:`\gamma` in [0, 1), a number or, unless it is learned, one per step.
     :param schedule: ``"linear"``, ``"sigmoid"`` or ``"power"``, a function of the number of steps,
         or the inverse temperatures themselves.

@@ -10,10 +10,6 @@ nowhere near the posterior, and a step that suits its scale is far too long. So 
 both ends of the path is measured at each evaluation of the loss, by a few products with the Hessian
 at fixed draws of the guide. These know the parameters, and nothing of the particles: weights stay
 unbiased, and the bound a bound. No gradient goes through them.
-
-Where the guide is so far from the posterior that even such steps would kick its draws further than
-any stable step kicks draws of a Gaussian, there are none yet: the bound is then that of no steps,
-and the guide finds its way as on the ELBO.
 """
 
 import math
@@ -56,13 +52,10 @@ class Curvature(NamedTuple):
 
     :param start: of the guide; a number, or one per element of a plate.
     :param end: of the joint density.
-    :param pull: the length of the gradient of the joint density, in the same units; also the
-        largest.
     """
 
     start: jax.Array
     end: jax.Array
-    pull: jax.Array
 
     def along(self, betas: jax.Array) -> jax.Array:
         """
@@ -76,8 +69,7 @@ class Curvature(NamedTuple):
 
 def measure_curvature(target: Target, unit: Preconditioner) -> Curvature:
     """
-    Returns the largest curvatures at both ends of the path, and the pull of the target, at draws of
-    the start.
+    Returns the largest curvatures at both ends of the path, around draws of the start.
 
     :param target: the target.
     :param unit: of positions, as one step's preconditioner.
@@ -96,10 +88,9 @@ def measure_curvature(target: Target, unit: Preconditioner) -> Curvature:
             log_start, log_ratio = fn(point + apply(unit, offset))
             return jnp.sum(log_start), jnp.sum(log_start + log_ratio)
 
-        def largest(index: int) -> tuple[jax.Array, jax.Array]:
-            """The largest curvature, and the length of the gradient."""
+        def largest(index: int) -> jax.Array:
             gradient_fn = jax.grad(lambda offset: log_densities(offset)[index])
-            gradient, product_fn = jax.linearize(gradient_fn, jnp.zeros_like(point))
+            _, product_fn = jax.linearize(gradient_fn, jnp.zeros_like(point))
 
             def iterate(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple:
                 norm = jnp.linalg.norm(carry[0], axis=-1)
@@ -107,10 +98,9 @@ def measure_curvature(target: Target, unit: Preconditioner) -> Curvature:
                 return product, jnp.linalg.norm(product, axis=-1)
 
             zeros = jnp.zeros(point.shape[:-1], point.dtype)
-            found = lax.fori_loop(0, _NUM_PRODUCTS, iterate, (direction, zeros))[1]
-            return found, jnp.linalg.norm(gradient, axis=-1)
+            return lax.fori_loop(0, _NUM_PRODUCTS, iterate, (direction, zeros))[1]
 
-        return Curvature(largest(0)[0], *largest(1))
+        return Curvature(largest(0), largest(1))
 
     found = jax.vmap(at_point)(random.split(rng_key, _NUM_POINTS))
     return lax.stop_gradient(jax.tree.map(lambda x: jnp.max(x, axis=0), found))
@@ -139,8 +129,7 @@ _FLATTEST = 0.1
 
 def follow_curvature(settings: Settings, target: Target, is_scaled: bool) -> Settings:
     """
-    Returns settings whose step sizes follow the curvature, and are zero where the start is far from
-    the target.
+    Returns settings whose step sizes follow the curvature.
 
     :param settings: the settings; their step sizes are multiples of what the curvature allows.
     :param target: the target.
@@ -154,10 +143,7 @@ def follow_curvature(settings: Settings, target: Target, is_scaled: bool) -> Set
     unit = jax.tree.map(lambda leaf: leaf[-1], units)
     curvature = measure_curvature(target, unit)
     step_size = stable_steps(curvature, settings.betas, settings.step_size)
-    longest = longest_kick(num_dims)
-    is_far = lax.stop_gradient(jnp.max(step_size, axis=0)) * curvature.pull > longest
-    step_size = jnp.where(is_far, 0.0, step_size)
-    return settings._replace(step_size=step_size, max_kick=jnp.asarray(longest))
+    return settings._replace(step_size=step_size, max_kick=jnp.asarray(longest_kick(num_dims)))
 
 
 def longest_kick(num_dims: int) -> float:
