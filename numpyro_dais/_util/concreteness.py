@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_floats", "committed_leaf", "is_concrete", "put_beside"]
+__all__ = ["as_floats", "is_concrete", "put_beside"]
 
 
 def is_concrete(tree: Any) -> bool:
@@ -27,18 +27,12 @@ def as_floats(values: Any) -> jax.Array:
     return jax.device_put(np.asarray(values, jnp.result_type(float)))
 
 
-def committed_leaf(tree: Any) -> jax.Array | None:
-    """Returns the first array of a tree that is committed to a device; None if there is none."""
-    leaves = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
-    return next((leaf for leaf in leaves if leaf.committed), None)
-
-
-def put_beside(tree: Any, array: Any) -> Any:
+def put_beside(tree: Any, array: jax.Array) -> Any:
     """
     Returns a tree of concrete values on the device of an array, if that was chosen.
 
     :param tree: of NumPy arrays.
-    :param array: the array, committed to a device or not; or anything else, which is not.
+    :param array: the array, committed to a device or not.
     """
     is_chosen = isinstance(array, jax.Array) and array.committed and len(array.devices()) == 1
     return jax.device_put(tree, next(iter(array.devices())) if is_chosen else None)

@@ -27,8 +27,6 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from numpyro_dais._util.concreteness import put_beside
-
 __all__ = ["NO_JOURNAL", "Journal"]
 
 T = TypeVar("T")
@@ -59,18 +57,18 @@ class Journal:
 
     :param path: of the file; it is made at the first writing, and replaced as a whole at each.
     :param identity: what the outcomes depend on, by name. A file with another one is refused.
-    :param beside: JAX arrays that are read go to the device of this one, if that was chosen.
+    :param home: the device that JAX arrays are read to; None if JAX is to choose.
     """
 
     def __init__(
         self,
         path: str | os.PathLike | None = None,
         identity: dict[str, str] | None = None,
-        beside: Any = None,
+        home: jax.Device | None = None,
     ) -> None:
         self._path = None if path is None else Path(path)
         self._identity = identity or {}
-        self._beside = beside
+        self._home = home
         self._stages: list[dict[str, Any]] = []
         self._arrays: list[np.ndarray] = []
         self._next = 0
@@ -187,7 +185,7 @@ class Journal:
         if "array" in value:
             array = self._arrays[value["array"]]
             if kind == "jax":
-                return put_beside(array, self._beside)
+                return jax.device_put(array, self._home)
             return array if kind == "ndarray" else array[()]
         parts = [self._decoded(part) for part in value["parts"]]
         if kind == "tuple":

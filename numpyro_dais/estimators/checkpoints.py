@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from numpyro_dais._util.checks import check_on_host
-from numpyro_dais._util.concreteness import committed_leaf
+from numpyro_dais._util.devices import home_of
 from numpyro_dais._util.journal import Journal
 from numpyro_dais.estimators.arguments import check_keyword
 from numpyro_dais.model.problem import Problem
@@ -67,7 +67,7 @@ def journal_of(
         "the random key": _digest((digest_of(rng_key), str(rng_key.dtype))),
         **{f"the setting {name}": str(value) for name, value in settings.items()},
     }
-    return Journal(checkpoint, identity, committed_leaf((rng_key, problem)))
+    return Journal(checkpoint, identity, home_of(None, (rng_key, problem)))
 
 
 def _identity_of(problem: Problem, target: TracedTarget) -> dict[str, str]:
